@@ -1,0 +1,51 @@
+"""vitrail: diffusers pipelines, sharded over any number of devices, with no change to the model's code."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .apply import apply_tensor_parallel, enable_parallelism, from_pretrained, is_sharded, sharding_of
+    from .bundled import model_folder
+    from .plan import Plan
+    from .run.pipelines import load_pipeline
+
+# Loaded when first asked for: importing vitrail, as the command line does for --help, imports no torch.
+_HOMES = {
+    "Plan": "vitrail.plan",
+    "apply_tensor_parallel": "vitrail.apply",
+    "enable_parallelism": "vitrail.apply",
+    "from_pretrained": "vitrail.apply",
+    "is_sharded": "vitrail.apply",
+    "load_pipeline": "vitrail.run.pipelines",
+    "model_folder": "vitrail.bundled",
+    "sharding_of": "vitrail.apply",
+}
+
+__all__ = [
+    "Plan",
+    "__version__",
+    "apply_tensor_parallel",
+    "enable_parallelism",
+    "errors",
+    "from_pretrained",
+    "is_sharded",
+    "load_pipeline",
+    "model_folder",
+    "sharding_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("vitrail.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

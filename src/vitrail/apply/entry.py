@@ -1,0 +1,169 @@
+"""The public ways to shard a model."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..errors import DisagreementError, UnsupportedError, UsageError
+from ..layout import take
+from ..plan import Plan, ResolvedPlan, from_diffusers, resolve
+from ..plan.catalog import lookup, names
+from .agree import Agreement
+from .load import Request, load
+from .mesh import Placement, degree_of, parallel_config, place
+from .modules import become
+from .sharded import Sharding, is_sharded, mark
+from .watchdog import watch
+
+M = TypeVar("M", bound=nn.Module)
+PlanLike = Plan | Mapping[str, Any] | None
+
+log = logging.getLogger(__name__)
+
+
+def apply_tensor_parallel(
+    model: M, config: Any, tp_plan: PlanLike = None, *, device: str | torch.device | None = None
+) -> M:
+    """Shard ``model``, which is in memory and equal on all ranks, in place over the ranks of ``config``.
+
+    ``config`` is diffusers' ``TensorParallelConfig`` or ``ParallelConfig``. ``tp_plan`` is a `vitrail.Plan`, or a flat
+    dict in diffusers' form; without one it is the catalog's for the model's class. ``device`` says where the mesh is
+    when the configuration has none. The model stays on the device it is on: move it with ``.to(device)`` afterwards.
+
+    Raises before anything is changed: `PlanError` for a plan that does not fit the model or the degree,
+    `UnsupportedError` for a class without a plan or a model that is quantised, offloaded or adapted, `UsageError`
+    without a process group, `DisagreementError` when the ranks' weights differ.
+    """
+    whole, tensor = parallel_config(config)
+    _refuse(model)
+    resolved = resolve(plan_for(model, tp_plan), model, degree_of(tensor))
+    placement = place(tensor, device)
+    _compare_weights(model, placement)
+    for name, shard in resolved.shards.items():
+        owner, _, attribute = name.rpartition(".")
+        module = model.get_submodule(owner)
+        local = take(getattr(module, attribute).detach(), shard, placement.axis.index)
+        setattr(module, attribute, nn.Parameter(local, requires_grad=False))
+    _finish(model, resolved, placement, whole)
+    return model
+
+
+def enable_parallelism(model: M, *, config: Any, plan: PlanLike = None, device: str | torch.device | None = None) -> M:
+    """`apply_tensor_parallel` under the name diffusers has for it, with the class's own plan unless one is given."""
+    return apply_tensor_parallel(model, config, plan, device=device)
+
+
+def from_pretrained(
+    cls: type[M],
+    path: str,
+    *,
+    parallel_config: Any = None,
+    plan: PlanLike = None,
+    device: str | torch.device | None = None,
+    **arguments: Any,
+) -> M:
+    """``cls.from_pretrained(path, ...)``, where every rank reads and holds only its slice.
+
+    ``arguments`` are diffusers' own (``subfolder``, ``dtype`` or ``torch_dtype``, ``variant``, ``revision``,
+    ``token``, ...); those that contradict sharding on load (``device_map``, ``quantization_config``, ...) raise
+    `UnsupportedError`. The weights land on the mesh's device. Without a ``parallel_config`` this is diffusers' loader.
+
+    Raises `CheckpointError` for a missing, truncated or mismatching file, naming file and tensor.
+    """
+    if parallel_config is None:
+        return cls.from_pretrained(path, **arguments)  # type: ignore[attr-defined,no-any-return]
+    whole, tensor = _configs(parallel_config)
+    request = Request.of(cls, path, arguments)
+    model = request.skeleton()
+    resolved = resolve(plan_for(model, plan), model, degree_of(tensor))
+    checkpoint = request.checkpoint(model)
+    placement = place(tensor, device)
+    load(model, checkpoint, resolved.shards, placement.axis.index, request.dtype_for(model), placement.device)
+    _finish(model, resolved, placement, whole)
+    model.eval()
+    assert isinstance(model, cls)
+    return model
+
+
+_configs = parallel_config
+
+
+def plan_for(model: nn.Module, given: PlanLike = None) -> Plan:
+    """The caller's plan, else the catalog's, else the class's own in diffusers' form."""
+    if isinstance(given, Plan):
+        return given
+    if given is not None:
+        return from_diffusers(given, model)
+    if (plan := lookup(type(model))) is not None:
+        return plan
+    if flat := getattr(model, "_tp_plan", None):
+        return from_diffusers(flat, model)
+    raise UnsupportedError(
+        f"there is no sharding plan for {type(model).__name__}",
+        hint=f"pass one (plan=...), or run it unsharded (--tp 1). Classes with a plan: {', '.join(names())}",
+    )
+
+
+def _refuse(model: nn.Module) -> None:
+    name = type(model).__name__
+    if is_sharded(model):
+        raise UnsupportedError(f"this {name} is sharded already; a model can be sharded once")
+    if getattr(model, "_parallel_config", None) is not None:
+        raise UnsupportedError(f"this {name} already has a parallel configuration of diffusers' own")
+    if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
+        raise UnsupportedError(f"this {name} is quantised, which cannot be sharded yet")
+    if getattr(model, "hf_device_map", None) is not None or any(hasattr(m, "_hf_hook") for m in model.modules()):
+        raise UnsupportedError(
+            f"this {name} was placed or offloaded by accelerate",
+            hint="load it without device_map and without offloading",
+        )
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise UsageError(
+                f"parameter {parameter_name} is on the meta device: there is nothing to shard",
+                hint="vitrail.from_pretrained(cls, path, parallel_config=...) loads and shards in one go",
+            )
+
+
+def _compare_weights(model: nn.Module, placement: Placement) -> None:
+    """Ranks that initialised their weights apart would give a plausible, wrong picture. Samples are compared."""
+    digests = {}
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // 16)].cpu().contiguous()
+        content = f"{tuple(parameter.shape)} {parameter.dtype}".encode() + sample.view(torch.uint8).numpy().tobytes()
+        digests[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
+    everyone: list[Any] = [None] * placement.axis.degree
+    dist.all_gather_object(everyone, digests, group=placement.host_group)
+    for rank, other in zip(placement.axis.ranks, everyone, strict=True):
+        for name in {**everyone[0], **other}:
+            if everyone[0].get(name) != other.get(name):
+                raise DisagreementError(
+                    f"the ranks hold different weights: {name} on rank {rank} is not that of rank "
+                    f"{placement.axis.ranks[0]}",
+                    hint="load them from one checkpoint, or seed torch equally on all ranks before initialising",
+                )
+
+
+def _finish(model: nn.Module, resolved: ResolvedPlan, placement: Placement, config: Any) -> None:
+    for name, style in resolved.styles.items():
+        module = model.get_submodule(name)
+        assert isinstance(module, nn.Linear)
+        become(module, style, placement.axis.degree, placement.axis.group)
+    for (owner, attribute), values in resolved.attributes.items():
+        setattr(model.get_submodule(owner), attribute, values[placement.axis.index])
+    model.requires_grad_(False)
+    config.setup(dist.get_rank(), dist.get_world_size(), placement.device, mesh=placement.mesh)
+    if hasattr(model, "_parallel_config"):
+        model._parallel_config = config
+    agreement = Agreement(placement.host_group if placement.axis.degree > 1 else None, placement.axis.ranks)
+    mark(model, Sharding(resolved, placement.axis, agreement))
+    if placement.axis.degree > 1:
+        watch(placement.axis)

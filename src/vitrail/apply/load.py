@@ -1,0 +1,172 @@
+"""Loading a model whose ranks each read their slice."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from ..errors import CheckpointError, UnsupportedError, UsageError
+from ..layout import Shard
+from .checkpoint import Checkpoint
+from .files import find
+
+log = logging.getLogger(__name__)
+
+# What diffusers' from_pretrained accepts and sharding on load cannot honour, with the values that ask for nothing.
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "device_map": (None,),
+    "max_memory": (None,),
+    "offload_folder": (None,),
+    "offload_state_dict": (None, False),
+    "quantization_config": (None,),
+    "use_flashpack": (None, False),
+    "flashpack_kwargs": (None,),
+    "use_safetensors": (None, True),
+    "low_cpu_mem_usage": (None, True),
+    "ignore_mismatched_sizes": (None, False),
+    "output_loading_info": (None, False),
+}
+_HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One model to load: its class, where it is, and diffusers' arguments."""
+
+    cls: type[Any]
+    path: str
+    subfolder: str | None
+    variant: str | None
+    dtype: torch.dtype | None
+    hub: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, model_class: type[Any], path: str, arguments: Mapping[str, Any]) -> Request:
+        rest = dict(arguments)
+        for name, harmless in _REFUSED.items():
+            if (value := rest.pop(name, None)) not in harmless:
+                raise UnsupportedError(
+                    f"{name}={value!r} cannot be combined with sharding on load: each rank reads its own slice",
+                    hint=f"leave {name} out",
+                )
+        rest.pop("disable_mmap", None)  # nothing is mapped
+        torch_dtype = rest.pop("torch_dtype", None)
+        dtype = rest.pop("dtype", None) or torch_dtype
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise UsageError(f"dtype must be a torch.dtype, not {dtype!r}")
+        hub = {name: rest.pop(name) for name in _HUB if name in rest}
+        return cls(model_class, str(path), rest.pop("subfolder", None), rest.pop("variant", None), dtype, hub, rest)
+
+    def skeleton(self) -> nn.Module:
+        """The model with its parameters on meta. Buffers are real: what ``__init__`` computed cannot be loaded."""
+        where = f"{self.path}/{self.subfolder}" if self.subfolder else self.path
+        try:
+            config, unused = self.cls.load_config(
+                self.path, subfolder=self.subfolder, return_unused_kwargs=True, **self.hub, **self.config
+            )
+        except OSError as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"there is no model configuration at {where}: {reason}") from None
+        default = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(
+                self.dtype if self.dtype in (torch.float16, torch.bfloat16, torch.float64) else default
+            )
+            with _parameters_on_meta():
+                model = self.cls.from_config(config, **unused)
+        finally:
+            torch.set_default_dtype(default)
+        assert isinstance(model, nn.Module)
+        model.register_to_config(_name_or_path=self.path)  # type: ignore[operator]
+        return model
+
+    def checkpoint(self, model: nn.Module) -> Checkpoint:
+        """The files, checked against ``model``: every tensor there, with the right shape."""
+        checkpoint = find(self.path, self.subfolder, self.variant, self.hub)
+        where = f"the checkpoint at {self.path}" + (f"/{self.subfolder}" if self.subfolder else "")
+        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        if missing := sorted(set(expected) - set(checkpoint.entries)):
+            raise CheckpointError(
+                f"{where} lacks {len(missing)} of {len(expected)} tensors of {type(model).__name__}, "
+                f"the first {missing[0]!r}"
+            )
+        for name, shape in expected.items():
+            if checkpoint.entries[name].shape != shape:
+                raise CheckpointError(
+                    f"{where}: tensor {name!r} has shape {checkpoint.entries[name].shape} in "
+                    f"{checkpoint.entries[name].file.name}, but {type(model).__name__}'s configuration makes it {shape}"
+                )
+        ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []
+        unexpected = sorted(set(checkpoint.entries) - set(expected))
+        if unexpected := [name for name in unexpected if not any(re.search(pattern, name) for pattern in ignored)]:
+            log.warning("%s has %d tensors that the model does not use: %s", where, len(unexpected), unexpected[:5])
+        return checkpoint
+
+    def dtype_for(self, model: nn.Module) -> _DtypeRule:
+        keep = getattr(model, "_keep_in_fp32_modules", None) or []
+        return _DtypeRule(self.dtype or torch.get_default_dtype(), tuple([keep] if isinstance(keep, str) else keep))
+
+
+@dataclass(frozen=True)
+class _DtypeRule:
+    """diffusers' rule: only floating-point tensors are converted, and the modules a class names stay in float32."""
+
+    dtype: torch.dtype
+    keep_in_float32: tuple[str, ...]
+
+    def __call__(self, name: str, stored: torch.dtype) -> torch.dtype:
+        if not stored.is_floating_point:
+            return stored
+        if any(kept in name.split(".") for kept in self.keep_in_float32):
+            return torch.float32
+        return self.dtype
+
+
+def load(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    shards: Mapping[str, Shard],
+    rank: int,
+    dtype_rule: _DtypeRule,
+    device: torch.device,
+) -> None:
+    """Read this rank's part of every tensor of ``model`` into it, one at a time, on ``device``."""
+    with checkpoint:
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            shard = shards.get(name) or Shard.whole(tuple(tensor.shape), 1)
+            index = rank if name in shards else 0
+            value = checkpoint.read(name, shard, index, dtype_rule(name, checkpoint.entries[name].dtype)).to(device)
+            owner, _, attribute = name.rpartition(".")
+            module = model.get_submodule(owner)
+            if isinstance(tensor, nn.Parameter):
+                value = nn.Parameter(value, requires_grad=False)
+            setattr(module, attribute, value)
+    # Non-persistent buffers are in no checkpoint; left behind, they meet the weights on another device.
+    for name, buffer in list(model.named_buffers()):
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, buffer.to(device))
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters registered inside are on meta, and get no values."""
+
+    def to_meta(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.device.type == "meta":
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,33 @@
+"""The command line: ``vitrail COMMAND``. One file per command; ``--help`` imports no torch."""
+
+from __future__ import annotations
+
+import sys
+
+from cyclopts import App, CycloptsError
+
+from .. import __version__
+from ..errors import VitrailError
+from .generate import generate
+from .show import fail
+
+app = App(
+    name="vitrail",
+    help="Run diffusers pipelines sharded over any number of devices.",
+    version=__version__,
+    help_flags=["--help", "-h"],
+    version_flags=["--version"],
+)
+app.command(generate, name="generate")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 usage, 3 unsupported, 130 interrupted."""
+    try:
+        app(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        fail(str(error), hint="see vitrail --help", code=2)
+    except VitrailError as error:
+        fail(error.message, hint=error.hint, code=error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

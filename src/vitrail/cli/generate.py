@@ -1,0 +1,201 @@
+"""``vitrail generate``: pictures from prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from ..errors import UsageError
+from .show import fail, warn
+
+
+def generate(
+    model: str | None = None,
+    /,
+    *,
+    prompt: Annotated[list[str] | None, Parameter(name=["--prompt", "-p"], negative="")] = None,
+    output: Annotated[str, Parameter(name=["--output", "-o"])] = "vitrail.png",
+    tp: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    height: int | None = None,
+    width: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    guidance: float | None = None,
+    count: Annotated[int, Parameter(name=["--count", "-n"])] = 1,
+    like: Path | None = None,
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Make pictures, with the model's transformer sharded over --tp ranks.
+
+    Starts its own ranks, or joins when RANK is set: torchrun --nproc-per-node 2 -m vitrail generate ... is the same
+    job. Prints the paths of the pictures.
+
+    Parameters
+    ----------
+    model
+        A pipeline in diffusers' format: a folder, or a hub id. Default: the bundled model.
+    prompt
+        What to draw; may be given several times. "-" reads one prompt a line from standard input.
+    output
+        A .png file, numbered when there are several pictures, or a folder.
+    tp
+        The degree: over how many ranks to shard. Default: 1, or all ranks of the run joined.
+    device
+        cpu, cuda, xpu or neuron. Default: the best real one.
+    dtype
+        float32, bfloat16 or float16. Default: float32 on cpu, else bfloat16.
+    height
+        In pixels. Default: the model's.
+    width
+        In pixels. Default: the model's.
+    steps
+        Denoising steps. Default: the model's.
+    seed
+        Of the first picture; the others count up. The same seed gives the same picture at any degree. Default: 0.
+    guidance
+        Guidance scale. Default: the model's.
+    count
+        Pictures per prompt.
+    like
+        A picture made by vitrail: take its prompt, seed, size, steps, model and dtype where not given here.
+    json_
+        Print a report as JSON: paths, seconds by phase, bytes and collectives per rank.
+    """
+    from ..run.rank import guarded
+    from ..run.request import Request
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    request = Request(
+        model=model,
+        prompts=_prompts(prompt or []),
+        output=output,
+        tp=tp,
+        device=device,
+        dtype=dtype,
+        height=height,
+        width=width,
+        steps=steps,
+        seed=seed or 0,
+        guidance=guidance,
+        count=count,
+        as_json=json_,
+    )
+    if like is not None:
+        request = _like(request, like, seed)
+    request.check()
+    if _rank() is None:
+        _print(request, _start(request))
+        return
+    guarded(lambda: _join(request), quiet=False)
+
+
+def _rank() -> int | None:
+    from .. import env
+
+    return env.RANK.read()
+
+
+def _prompts(given: list[str]) -> tuple[str, ...]:
+    prompts: list[str] = []
+    for text in given:
+        if text != "-":
+            prompts.append(text)
+        elif _rank() in (None, 0):  # the others are sent rank 0's
+            lines = [line.strip() for line in sys.stdin]
+            if not any(lines):
+                raise UsageError("-p -: standard input holds no prompt")
+            prompts += [line for line in lines if line]
+    return tuple(prompts)
+
+
+def _like(request: Any, picture: Path, seed: int | None) -> Any:
+    from ..run.png import read_facts
+
+    facts = read_facts(picture)
+    model = facts["model"] if facts["model"] != "bundled" else None
+    return replace(
+        request,
+        model=request.model or model,
+        prompts=request.prompts or (facts["prompt"],),
+        seed=facts["seed"] if seed is None else seed,
+        steps=request.steps or facts["steps"],
+        guidance=facts["guidance"] if request.guidance is None else request.guidance,
+        height=request.height or facts["height"],
+        width=request.width or facts["width"],
+        dtype=request.dtype or facts["dtype"],
+    )
+
+
+def _folder(model: str | None) -> Path:
+    if model is None:
+        from ..bundled import model_folder
+
+        return model_folder()
+    if Path(model).is_dir():
+        return Path(model)
+    from ..run.pipelines import local_folder
+
+    return local_folder(model, {})
+
+
+def _start(request: Any) -> dict[str, Any]:
+    from ..run.preflight import prepare
+
+    folder = _folder(request.model)
+    request, warning = prepare(request, folder)
+    if warning:
+        warn(warning)
+    if request.tp == 1:
+        from ..run.generate import generate as generate_here
+        from ..run.rank import Failure
+
+        try:
+            return generate_here(request, folder)
+        except (MemoryError, RuntimeError) as error:
+            failure = Failure.of(error, 0)
+            if failure.trace is not None:
+                raise
+            fail(failure.message, hint=failure.hint, code=failure.exit_code)
+    from ..run.launch import Interrupted, launch
+
+    try:
+        return launch(request, folder)
+    except Interrupted as interrupted:
+        sys.exit(interrupted.exit_code)
+
+
+def _join(request: Any) -> None:
+    from .. import env
+    from ..run.preflight import prepare
+    from ..run.rank import run_here
+
+    folder = _folder(request.model)
+    if not request.prompts and _rank() != 0:
+        request = replace(request, prompts=("sent by rank 0",))
+    world = env.WORLD_SIZE.read() or 1
+    if request.tp not in (None, world):
+        raise UsageError(f"--tp {request.tp}, but {world} ranks were started", hint="leave --tp out under torchrun")
+    request, warning = prepare(replace(request, tp=world), folder)
+    if warning and _rank() == 0:
+        warn(warning)
+    report = run_here(request, folder)
+    if _rank() == 0:
+        _print(request, report)
+
+
+def _print(request: Any, report: dict[str, Any]) -> None:
+    if request.as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        for image in report["images"]:
+            print(image["path"])
+    sys.stdout.flush()

@@ -1,0 +1,7 @@
+"""What is sharded: a plan, and what it comes to on a given model and degree. Pure: no ranks, no accelerator."""
+
+from .document import FORMAT, Axis, Plan, Rule, Style
+from .foreign import from_diffusers
+from .resolve import ResolvedPlan, resolve, valid_degrees
+
+__all__ = ["FORMAT", "Axis", "Plan", "ResolvedPlan", "Rule", "Style", "from_diffusers", "resolve", "valid_degrees"]

@@ -1,0 +1,1 @@
+"""Ranks, devices and pipelines: what turns a sharded model into pictures."""

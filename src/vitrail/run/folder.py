@@ -1,0 +1,128 @@
+"""What can be known of a pipeline from the JSON in its folder, without loading anything or importing torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, UnsupportedError, UsageError
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{file} is missing", hint="the folder is incomplete: download or copy it again"
+        ) from None
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
+    return value
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """The pipeline's ``model_index.json``. Raises `CheckpointError` for a folder that is no pipeline."""
+    if not (folder / "model_index.json").is_file():
+        single = (folder / "config.json").is_file()
+        raise CheckpointError(
+            f"{folder} is not a diffusers pipeline: it has no model_index.json",
+            hint="it looks like one model of a pipeline; give the folder above it" if single else None,
+        )
+    index = read_json(folder / "model_index.json")
+    if not isinstance(index.get("_class_name"), str):
+        raise CheckpointError(f"{folder / 'model_index.json'} does not name a pipeline class")
+    for name, entry in components(index).items():
+        if not (folder / name).is_dir():
+            raise CheckpointError(
+                f"{folder} is incomplete: the component {name!r} ({entry[1]}) has no folder",
+                hint="download or copy it again",
+            )
+    return index
+
+
+def components(index: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """The pipeline's components by name: library and class."""
+    return {
+        name: (entry[0], entry[1])
+        for name, entry in index.items()
+        if isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, str) for part in entry)
+    }
+
+
+def denoisers(index: dict[str, Any], folder: Path) -> dict[str, str]:
+    """The components to shard, by name, with their class. Raises `UnsupportedError` when there is none."""
+    found = {
+        name: kind
+        for name, (library, kind) in components(index).items()
+        if library == "diffusers" and name.startswith("transformer")
+    }
+    if not found:
+        unet = next((kind for name, (_, kind) in components(index).items() if name.startswith("unet")), None)
+        raise UnsupportedError(
+            f"{index['_class_name']} ({folder}) has no transformer to shard"
+            + (f": its denoiser is a UNet ({unet}), which is not supported" if unet else ""),
+            hint="run it unsharded: --tp 1",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a model folder says is usual for it, in an optional ``vitrail.json``."""
+
+    name: str | None = None
+    height: int | None = None
+    width: int | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    prompt: str | None = None
+
+    @classmethod
+    def of(cls, folder: Path) -> Defaults:
+        if not (folder / "vitrail.json").is_file():
+            return cls()
+        document = read_json(folder / "vitrail.json")
+        return cls(name=document.get("name"), **document.get("defaults", {}))
+
+
+def size_multiple(index: dict[str, Any], folder: Path) -> int | None:
+    """What height and width must be multiples of, or None where the configurations do not tell.
+
+    The VAE halves the picture with each of its blocks but the last; the pipeline packs latents into more channels
+    when the transformer takes more than the VAE gives; the transformer cuts what it gets into patches.
+    """
+    names = components(index)
+    transformer = next((name for name in names if name.startswith("transformer")), None)
+    if "vae" not in names or transformer is None:
+        return None
+    vae = read_json(folder / "vae" / "config.json")
+    config = read_json(folder / transformer / "config.json")
+    blocks, latent, channels = vae.get("block_out_channels"), vae.get("latent_channels"), config.get("in_channels")
+    patch = config.get("patch_size") or 1
+    if not isinstance(blocks, list) or not isinstance(latent, int) or not isinstance(channels, int):
+        return None
+    if not isinstance(patch, int) or channels % latent:
+        return None
+    pack = math.isqrt(channels // latent)
+    if pack * pack * latent != channels:
+        return None
+    return int(2 ** (len(blocks) - 1) * pack * patch)
+
+
+def check_size(value: int | None, what: str, multiple: int | None) -> None:
+    """Raise `UsageError` for a height or width that the model cannot make."""
+    if value is None:
+        return
+    if value < 1:
+        raise UsageError(f"--{what} {value} is not a size")
+    if multiple and value % multiple:
+        below, above = value // multiple * multiple, -(-value // multiple) * multiple
+        raise UsageError(
+            f"--{what} {value}: this model makes multiples of {multiple}",
+            hint=f"the nearest are {', '.join(str(size) for size in (below, above) if size)}",
+        )

@@ -1,0 +1,160 @@
+"""Making the pictures of a request: on every rank of the run, or in this process alone."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import torch.distributed as dist
+import transformers
+
+from ..apply.flight import FLIGHT
+from ..errors import UnsupportedError, UsageError, VitrailError
+from . import png
+from .pipelines import load_pipeline, package_versions
+from .request import Picture, Request
+
+Seconds = dict[str, float]
+
+
+def generate(request: Request, folder: Path) -> dict[str, Any]:
+    """Make and write the pictures; every rank calls this, rank 0 writes. The report is the same on all ranks.
+
+    It holds ``images`` (path, prompt, seed), ``seconds`` by phase (load, encode, denoise, decode, save) and ``ranks``:
+    bytes of parameters and buffers, and collectives with their bytes, for each.
+    """
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    _quiet()
+    clock: Seconds = dict.fromkeys(("load", "encode", "denoise", "decode", "save"), 0.0)
+    started = time.perf_counter()
+    assert request.device is not None
+    assert request.dtype is not None
+    pipeline: Any = load_pipeline(
+        folder, tp=request.tp or 1, device=request.device, dtype=getattr(torch, request.dtype)
+    )
+    clock["load"] = time.perf_counter() - started
+    arguments = _arguments(pipeline, request)
+    pictures = request.pictures()
+    collectives, payload = FLIGHT.collectives, FLIGHT.bytes
+    for place, picture in enumerate(pictures, 1):
+        label = picture.prompt if len(picture.prompt) <= 40 else picture.prompt[:39] + "…"
+        counted = f"{place}/{len(pictures)} " if len(pictures) > 1 else ""
+        pipeline.set_progress_bar_config(disable=not first, desc=counted + label, file=sys.stderr, leave=True)
+        with _phases(pipeline, clock):
+            image = _run(pipeline, picture, arguments)
+        if first:
+            started = time.perf_counter()
+            png.write(image, Path(picture.path), facts(request, picture, image))
+            clock["save"] += time.perf_counter() - started
+    mine = {
+        "rank": dist.get_rank() if dist.is_initialized() else 0,
+        "bytes": {
+            name: _bytes(part) for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)
+        },
+        "collectives": FLIGHT.collectives - collectives,
+        "collective_bytes": FLIGHT.bytes - payload,
+    }
+    return {
+        "images": [vars(picture) for picture in pictures],
+        "model": request.model or "bundled",
+        "tp": request.tp,
+        "device": request.device,
+        "dtype": request.dtype,
+        "seed": request.seed,
+        "seconds": {name: round(value, 3) for name, value in clock.items()},
+        "ranks": _everyone(mine),
+    }
+
+
+def facts(request: Request, picture: Picture, image: Any) -> dict[str, Any]:
+    """How a picture was made: enough to make it again."""
+    return {
+        "prompt": picture.prompt,
+        "seed": picture.seed,
+        "steps": request.steps,
+        "guidance": request.guidance,
+        "height": image.height,
+        "width": image.width,
+        "model": request.model or "bundled",
+        "dtype": request.dtype,
+        "device": request.device,
+        "tp": request.tp,
+        "versions": package_versions(),
+    }
+
+
+def _arguments(pipeline: Any, request: Request) -> dict[str, Any]:
+    """The pipeline's own names for what was asked. Raises `UsageError` for what it does not take."""
+    accepted = inspect.signature(pipeline.__call__).parameters
+    if "num_frames" in accepted:
+        raise UnsupportedError(f"{type(pipeline).__name__} makes videos, which generate cannot write yet")
+    wanted = {
+        "height": ("--height", request.height),
+        "width": ("--width", request.width),
+        "num_inference_steps": ("--steps", request.steps),
+        "guidance_scale": ("--guidance", request.guidance),
+    }
+    for name, (option, value) in wanted.items():
+        if value is not None and name not in accepted:
+            raise UsageError(f"{option}: {type(pipeline).__name__} does not take it")
+    return {name: value for name, (_, value) in wanted.items() if value is not None}
+
+
+def _run(pipeline: Any, picture: Picture, arguments: dict[str, Any]) -> Any:
+    # The generator is the CPU's whatever the device, so that latents are the same on every rank, degree and machine.
+    generator = torch.Generator("cpu").manual_seed(picture.seed)
+    try:
+        result = pipeline(prompt=picture.prompt, generator=generator, **arguments)
+    except VitrailError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{type(pipeline).__name__} refused: {' '.join(str(error).split())}") from error
+    if not getattr(result, "images", None):
+        raise UnsupportedError(f"{type(pipeline).__name__} gave no images")
+    return result.images[0]
+
+
+@contextmanager
+def _phases(pipeline: Any, clock: Seconds) -> Iterator[None]:
+    """Time what comes before, during and after the calls of the denoiser."""
+    edges: list[float] = []
+    models = [part for name, part in pipeline.components.items() if name.startswith(("transformer", "unet")) and part]
+    handles = [model.register_forward_pre_hook(lambda *_: edges.append(time.perf_counter())) for model in models]
+    handles += [model.register_forward_hook(lambda *_: edges.append(time.perf_counter())) for model in models]
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    ended = time.perf_counter()
+    first, last = (edges[0], edges[-1]) if edges else (started, started)
+    clock["encode"] += first - started
+    clock["denoise"] += last - first
+    clock["decode"] += ended - last
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _everyone(mine: dict[str, Any]) -> list[dict[str, Any]]:
+    if not dist.is_initialized():
+        return [mine]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def _quiet() -> None:
+    """Leave standard error to our own progress bar."""
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity_error()
+        library.utils.logging.disable_progress_bar()

@@ -1,0 +1,129 @@
+"""Loading a whole diffusers pipeline with its transformers sharded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import torch.distributed as dist
+from diffusers import DiffusionPipeline, TensorParallelConfig
+from safetensors import SafetensorError
+
+from ..apply import from_pretrained
+from ..apply.checkpoint import read_header
+from ..apply.mesh import BACKENDS, current_device
+from ..errors import CheckpointError, UnsupportedError, UsageError
+from . import ranks
+from .folder import components, denoisers, read_index
+
+log = logging.getLogger(__name__)
+
+
+def load_pipeline(
+    path: str | Path | None = None,
+    *,
+    tp: int = 1,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    **arguments: Any,
+) -> DiffusionPipeline:
+    """An ordinary diffusers pipeline on ``device``, its transformers sharded over ``tp`` ranks.
+
+    ``path`` is a folder or a hub id; without one it is the bundled model. Under ``torchrun`` the process group is
+    made when there is none. With more ranks than ``tp``, each row of ``tp`` ranks holds a pipeline of its own.
+    ``arguments`` go to ``DiffusionPipeline.from_pretrained``. ``dtype`` is float32 by default, as in diffusers.
+
+    Raises `UnsupportedError` for a pipeline whose denoiser has no plan, `PlanError` for a degree it cannot serve,
+    `CheckpointError` for incomplete folders, `UsageError` when ``tp`` ranks are not there.
+    """
+    from ..bundled import model_folder
+
+    device_type = torch.device(device).type if device is not None else "cpu"
+    folder = local_folder(str(path) if path is not None else str(model_folder()), arguments)
+    index = read_index(folder)
+    components: dict[str, Any] = {}
+    if tp != 1:
+        axis = _mesh(device_type, tp)
+        for name, class_name in denoisers(index, folder).items():
+            config = TensorParallelConfig(mesh=axis)
+            components[name] = from_pretrained(
+                getattr(diffusers, class_name), str(folder), subfolder=name, dtype=dtype, parallel_config=config,
+                **{key: arguments[key] for key in ("variant",) if key in arguments},
+            )  # fmt: skip
+    target = current_device(device_type) if torch.device(device or "cpu").index is None else torch.device(str(device))
+    try:
+        pipeline = DiffusionPipeline.from_pretrained(
+            str(folder), dtype=dtype or torch.float32, **components, **arguments
+        )
+    except OSError as error:
+        raise CheckpointError(f"{folder} is incomplete: {_line(error)}") from None
+    except SafetensorError:
+        raise CheckpointError(damaged(folder, index) or f"a safetensors file in {folder} cannot be read") from None
+    return pipeline.to(target)
+
+
+def local_folder(path: str, arguments: dict[str, Any]) -> Path:
+    """The pipeline's folder, downloaded first if ``path`` is a hub id."""
+    if Path(path).is_dir():
+        return Path(path)
+    if Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise CheckpointError(
+            f"there is no folder {path}", hint="give a folder in diffusers' format, or a hub id like owner/name"
+        )
+    hub = {
+        key: arguments[key]
+        for key in ("revision", "token", "cache_dir", "variant", "local_files_only")
+        if key in arguments
+    }
+    try:
+        return Path(DiffusionPipeline.download(path, **hub))
+    except Exception as error:  # noqa: BLE001 - whatever the hub's client raises, the user sees one line of it
+        raise CheckpointError(
+            f"{path} is no local folder, and the hub did not give it: {_line(error)}",
+            hint="check the name and the connection; HF_HUB_OFFLINE and HF_TOKEN matter here",
+        ) from None
+
+
+def _mesh(device_type: str, tp: int) -> Any:
+    if device_type not in BACKENDS:
+        raise UnsupportedError(f"there are no collectives for device {device_type!r}; known: {', '.join(BACKENDS)}")
+    if not dist.is_initialized():
+        if not ranks.in_run():
+            raise UsageError(
+                f"tp={tp} needs {tp} ranks, and this process was started alone",
+                hint=f"start it with torchrun --nproc-per-node {tp}, or use the command: vitrail generate --tp {tp}",
+            )
+        ranks.bind(device_type)
+        dist.init_process_group(BACKENDS[device_type])
+    return ranks.mesh(device_type, tp)
+
+
+def damaged(folder: Path, index: dict[str, Any]) -> str | None:
+    """What is wrong with the first bad safetensors file of the pipeline, or None when every header is sound."""
+    for name in components(index):
+        for file in sorted((folder / name).glob("*.safetensors")):
+            try:
+                read_header(file)
+            except CheckpointError as error:
+                return error.message
+    return None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def package_versions() -> dict[str, str]:
+    import transformers
+
+    from .. import __version__
+
+    return {
+        "vitrail": __version__,
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "transformers": transformers.__version__,
+    }

@@ -1,0 +1,78 @@
+"""What can be refused before ranks are started: seconds instead of minutes, and one message instead of one a rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..plan import Plan, catalog
+from . import devices
+from .folder import Defaults, check_size, denoisers, read_index, read_json, size_multiple
+from .request import Request
+
+
+def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
+    """Fill in what was left open and check the whole; a warning to show comes along.
+
+    The request that comes back names its device, dtype, degree and prompts.
+    """
+    request.check()
+    index = read_index(folder)
+    defaults = Defaults.of(folder)
+    multiple = size_multiple(index, folder)
+    check_size(request.height, "height", multiple)
+    check_size(request.width, "width", multiple)
+    device = devices.choose(request.device)
+    degree = request.tp or 1
+    warning = devices.check_degree(device, degree)
+    if degree > 1:
+        for name, class_name in denoisers(index, folder).items():
+            _check_plan(folder, name, class_name, degree)
+    prompts = request.prompts or ((defaults.prompt,) if defaults.prompt else ())
+    if not prompts:
+        raise UsageError("there is no prompt", hint="-p 'a red apple', or -p - to read prompts from standard input")
+    filled = replace(
+        request,
+        prompts=prompts,
+        device=device,
+        tp=degree,
+        dtype=request.dtype or devices.default_dtype(device),
+        height=request.height or defaults.height,
+        width=request.width or defaults.width,
+        steps=request.steps or defaults.steps,
+        guidance=request.guidance if request.guidance is not None else defaults.guidance,
+    )
+    filled.check_output()
+    return filled, warning
+
+
+def _check_plan(folder: Path, name: str, class_name: str, degree: int) -> None:
+    config = read_json(folder / name / "config.json")
+    plan = catalog.load(class_name)
+    if plan is None or any(size % degree for size in _declared(plan, config)):
+        _resolve(folder, name, class_name, degree)
+
+
+def _declared(plan: Plan, config: dict[str, Any]) -> list[int]:
+    """The axis sizes that the configuration alone tells."""
+    sizes = [axis.size if isinstance(axis.size, int) else config.get(axis.size or "") for axis in plan.axes.values()]
+    return [size for size in sizes if isinstance(size, int)]
+
+
+def _resolve(folder: Path, name: str, class_name: str, degree: int) -> None:
+    """Resolve the plan on meta tensors, for the sake of the error it raises. Imports diffusers, which takes seconds."""
+    import diffusers
+
+    from ..apply.entry import plan_for
+    from ..apply.load import Request as LoadRequest
+    from ..plan import resolve
+
+    model_class = getattr(diffusers, class_name, None)
+    if model_class is None:
+        raise UsageError(
+            f"{folder / 'model_index.json'} names {class_name}, which diffusers {diffusers.__version__} lacks"
+        )
+    model = LoadRequest.of(model_class, str(folder), {"subfolder": name}).skeleton()
+    resolve(plan_for(model), model, degree)
