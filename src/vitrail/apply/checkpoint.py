@@ -64,7 +64,7 @@ def read_header(file: Path) -> dict[str, Entry]:
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else size + 1
             if length > size - 8:
                 raise CheckpointError(
-                    f"{file} is truncated or no safetensors file: its header should have {length} bytes, the file has {size}",
+                    f"{file} is truncated or no safetensors file: a header of {length} bytes, a file of {size}",
                     hint="download or copy it again",
                 )
             header = json.loads(stream.read(length))

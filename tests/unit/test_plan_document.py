@@ -1,0 +1,73 @@
+"""The plan document: what is read is what was written, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from vitrail.errors import PlanError
+from vitrail.plan import Plan
+from vitrail.plan.catalog import load, lookup, names
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "vitrail_plan": 1,
+        "model": "Tiny",
+        "axes": {"heads": {"size": 4, "width": 2}},
+        "modules": {"blocks.*.q": {"style": "colwise", "parts": ["heads"]}},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_catalogued_plans_survive_a_round_trip(name: str) -> None:
+    plan = load(name)
+    assert plan is not None
+    assert plan.model == name
+    assert Plan.from_json(plan.to_json(), source="catalog") == plan
+
+
+def test_the_catalog_has_the_first_two() -> None:
+    assert {"Flux2Transformer2DModel", "SD3Transformer2DModel"} <= set(names())
+
+
+def test_the_catalog_is_for_diffusers_own_classes_alone() -> None:
+    from diffusers import Flux2Transformer2DModel
+
+    class Mine(Flux2Transformer2DModel):
+        pass
+
+    assert lookup(Flux2Transformer2DModel) is not None
+    assert lookup(Mine) is None
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"vitrail_plan": 7}, "has format 7; this vitrail reads format 1"),
+        ({"layers": {}}, r"unknown keys \['layers'\]"),
+        ({"modules": {"q": {"style": "diagonal", "parts": ["heads"]}}}, "'q' has style 'diagonal'"),
+        ({"modules": {"q": {"style": "colwise"}}}, "'q' is colwise, which takes the parts"),
+        ({"modules": {"q": {"style": "gathered", "parts": ["heads"]}}}, "'q' is gathered, which takes no parts"),
+        ({"modules": {"q": {"style": "colwise", "parts": ["tails"]}}}, "'q' names axis 'tails'"),
+        ({"modules": {"q": {"style": "colwise", "parts": [0]}}}, "'q' has part 0"),
+        ({"modules": {"q": {"style": "colwise", "parts": ["heads", 1]}}}, "mixes axes and proportions"),
+        ({"modules": {"q": {"style": "colwise", "parts": ["heads"], "dim": 1}}}, r"unknown keys \['dim'\]"),
+        ({"modules": ["q"]}, "'modules' must be an object"),
+        ({"attributes": {"blocks.*.heads": "tails"}}, "attribute 'blocks.*.heads' names axis 'tails'"),
+        ({"attributes": {"heads": "heads"}}, "'heads' must be a module's name, a dot and the attribute"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(json.dumps(document(**changes)))
+
+
+def test_what_is_no_plan_is_refused() -> None:
+    with pytest.raises(PlanError, match="is not JSON"):
+        Plan.from_json("{")
+    with pytest.raises(PlanError, match="'vitrail_plan' is missing"):
+        Plan.from_json("[]")
