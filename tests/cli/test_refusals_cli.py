@@ -1,0 +1,142 @@
+"""Bad input: one clear line, a hint where there is one, the right exit code, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command import vitrail
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, bundled: Path) -> Path:
+    return Path(shutil.copytree(bundled, tmp_path_factory.mktemp("model") / "model"))
+
+
+def nothing(folder: Path) -> None: ...
+
+
+def no_index(folder: Path) -> None:
+    (folder / "model_index.json").unlink()
+
+
+def no_transformer(folder: Path) -> None:
+    shutil.rmtree(folder / "transformer")
+
+
+def truncated_transformer(folder: Path) -> None:
+    os.truncate(folder / "transformer" / "diffusion_pytorch_model.safetensors", 3_000_000)
+
+
+def truncated_vae(folder: Path) -> None:
+    os.truncate(folder / "vae" / "diffusion_pytorch_model.safetensors", 1_000_000)
+
+
+def unknown_class(folder: Path) -> None:
+    rename_transformer(folder, "PixArtTransformer2DModel")
+
+
+def rename_transformer(folder: Path, name: str) -> None:
+    index = json.loads((folder / "model_index.json").read_text())
+    index["transformer"][1] = name
+    (folder / "model_index.json").write_text(json.dumps(index))
+
+
+def unet(folder: Path) -> None:
+    index = json.loads((folder / "model_index.json").read_text())
+    index["unet"] = ["diffusers", "UNet2DConditionModel"]
+    del index["transformer"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "unet").mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage, arguments, code, error, hint",
+    [
+        (nothing, ["--tp", "3"], 3, "Flux2Transformer2DModel cannot be sharded over 3 ranks: heads (attention heads) has 8 units, which 3 does not divide", "degrees that would do: 1, 2, 4, 8"),
+        (nothing, ["--tp", "0"], 2, "--tp 0: the degree must be at least 1", None),
+        (nothing, ["--tp", "two"], 2, 'Invalid value "two" for "--tp"', "see vitrail --help"),
+        (nothing, ["--height", "70"], 2, "--height 70: this model makes multiples of 16", "the nearest are 64, 80"),
+        (nothing, ["--width", "-16"], 2, "--width -16 is not a size", None),
+        (nothing, ["--steps", "0"], 2, "--steps 0: at least 1 step is needed", None),
+        (nothing, ["-n", "0"], 2, "-n 0: at least 1 image is needed", None),
+        (nothing, ["--seed", "-1"], 2, "--seed -1: a seed is an integer from 0", None),
+        (nothing, ["--dtype", "float8"], 2, "--dtype float8: unknown", "known: float32, bfloat16, float16"),
+        (nothing, ["--device", "abacus"], 2, "--device abacus: unknown device", "known: cpu, cuda, xpu, neuron"),
+        (nothing, ["--device", "cuda"], 3, "--device cuda: this machine has none that PyTorch", "available here: cpu"),
+        (nothing, ["--device", "cpu:1"], 2, "--device cpu:1: give the type alone", None),
+        (nothing, ["-o", "picture.jpg"], 2, "--output picture.jpg: pictures are PNG files", "give a name ending in .png, or a folder"),
+        (nothing, ["-o", "absent/picture.png"], 2, "there is no folder absent", None),
+        (nothing, ["-o", "/proc/picture.png"], 2, "/proc cannot be written to", None),
+        (nothing, ["-p", " "], 2, "a prompt is empty", None),
+        (nothing, ["-p", "-"], 2, "-p -: standard input holds no prompt", None),
+        (nothing, ["--like", "absent.png"], 2, "there is no file absent.png", None),
+        (nothing, ["--sharpness", "3"], 2, 'Unknown option: "--sharpness"', "see vitrail --help"),
+        (no_index, [], 1, "is not a diffusers pipeline: it has no model_index.json", None),
+        (no_transformer, [], 1, "is incomplete: the component 'transformer' (Flux2Transformer2DModel) has no folder", "download or copy it again"),
+        (truncated_transformer, ["--tp", "2"], 1, "transformer/diffusion_pytorch_model.safetensors is truncated: tensor '", "download or copy it again"),
+        (truncated_transformer, [], 1, "transformer/diffusion_pytorch_model.safetensors is truncated: tensor '", None),
+        (truncated_vae, ["--tp", "2"], 1, "vae/diffusion_pytorch_model.safetensors is truncated: tensor '", None),
+        (unknown_class, ["--tp", "2"], 3, "there is no sharding plan for PixArtTransformer2DModel", "pass one (plan=...), or run it unsharded (--tp 1)"),
+        (unet, ["--tp", "2"], 3, "its denoiser is a UNet (UNet2DConditionModel), which is not supported", "run it unsharded: --tp 1"),
+    ],
+)  # fmt: skip
+def test_one_line_a_hint_and_an_exit_code(
+    model: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    arguments: list[str],
+    code: int,
+    error: str,
+    hint: str | None,
+) -> None:
+    folder = model
+    if damage is not nothing:
+        folder = Path(shutil.copytree(model, tmp_path / "model"))
+        damage(folder)
+    work = tmp_path / "work"
+    work.mkdir()
+    prompt = [] if "-p" in arguments else ["-p", "a red apple"]
+    done = vitrail("generate", str(folder), *prompt, *arguments, cwd=work)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("warning:")]
+    assert lines[0].startswith("error: ")
+    assert error in lines[0]
+    if hint is not None:
+        assert lines[1].startswith(f"hint: {hint}")
+    assert len(lines) <= 2, done.stderr
+    assert list(work.iterdir()) == [], "nothing half-written"
+
+
+def test_an_unknown_model(tmp_path: Path) -> None:
+    done = vitrail("generate", "./absent", "-p", "x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error: there is no folder ./absent\nhint: give a folder in diffusers' format, or a hub id"
+    )
+    done = vitrail("generate", "nobody/nothing", "-p", "x", cwd=tmp_path, HF_HUB_OFFLINE="1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: nobody/nothing is no local folder, and the hub did not give it:")
+
+
+def test_a_folder_that_is_one_model_of_a_pipeline(model: Path, tmp_path: Path) -> None:
+    done = vitrail("generate", str(model / "vae"), "-p", "x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "hint: it looks like one model of a pipeline; give the folder above it" in done.stderr
+
+
+def test_help_is_there_without_torch(tmp_path: Path) -> None:
+    done = vitrail("generate", "--help", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    assert "--prompt" in done.stdout
+    assert "torch" not in {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+
+
+def test_environment_variables_that_cannot_be_read(tmp_path: Path) -> None:
+    done = vitrail("generate", "-p", "x", "--tp", "2", cwd=tmp_path, VITRAIL_CHECK_INPUTS="perhaps")
+    assert done.returncode == 2
+    assert "environment variable VITRAIL_CHECK_INPUTS='perhaps' cannot be read: expected on or off" in done.stderr
