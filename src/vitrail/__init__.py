@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .apply import apply_tensor_parallel, enable_parallelism, from_pretrained, is_sharded, sharding_of
+    from .apply.entry import apply_tensor_parallel, enable_parallelism, from_pretrained
+    from .apply.sharded import is_sharded, sharding_of
     from .bundled import model_folder
     from .plan import Plan
     from .run.pipelines import load_pipeline
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 # Loaded when first asked for: importing vitrail, as the command line does for --help, imports no torch.
 _HOMES = {
     "Plan": "vitrail.plan",
-    "apply_tensor_parallel": "vitrail.apply",
-    "enable_parallelism": "vitrail.apply",
-    "from_pretrained": "vitrail.apply",
-    "is_sharded": "vitrail.apply",
+    "apply_tensor_parallel": "vitrail.apply.entry",
+    "enable_parallelism": "vitrail.apply.entry",
+    "from_pretrained": "vitrail.apply.entry",
+    "is_sharded": "vitrail.apply.sharded",
     "load_pipeline": "vitrail.run.pipelines",
     "model_folder": "vitrail.bundled",
-    "sharding_of": "vitrail.apply",
+    "sharding_of": "vitrail.apply.sharded",
 }
 
 __all__ = [

@@ -93,8 +93,7 @@ def test_the_failing_ranks_own_error_is_shown(tmp_path: Path, fault: str, said: 
     assert not (tmp_path / "vitrail.png").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("to_group", [True, False])
+@pytest.mark.parametrize("number, to_group", [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)])
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path, number: signal.Signals, to_group: bool) -> None:
     process = start(tmp_path, None, "--steps", "100000")
     wait_for(lambda: len(family(process)) >= 2)

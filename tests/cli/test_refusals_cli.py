@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.command import vitrail
+
+from vitrail.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +60,15 @@ def unet(folder: Path) -> None:
 @pytest.mark.parametrize(
     "damage, arguments, code, error, hint",
     [
-        (nothing, ["--tp", "3"], 3, "Flux2Transformer2DModel cannot be sharded over 3 ranks: heads (attention heads) has 8 units, which 3 does not divide", "degrees that would do: 1, 2, 4, 8"),
+        (
+            nothing,
+            ["--tp", "3"],
+            3,
+            "over 3 ranks: heads (attention heads) has 8 units, which 3 does not divide",
+            "degrees that would do: 1, 2, 4, 8",
+        ),
         (nothing, ["--tp", "0"], 2, "--tp 0: the degree must be at least 1", None),
-        (nothing, ["--tp", "two"], 2, 'Invalid value "two" for "--tp"', "see vitrail --help"),
+        (nothing, ["--tp", "two"], 2, 'Invalid value for --tp: unable to convert "two" into int', "see vitrail --help"),
         (nothing, ["--height", "70"], 2, "--height 70: this model makes multiples of 16", "the nearest are 64, 80"),
         (nothing, ["--width", "-16"], 2, "--width -16 is not a size", None),
         (nothing, ["--steps", "0"], 2, "--steps 0: at least 1 step is needed", None),
@@ -69,25 +78,57 @@ def unet(folder: Path) -> None:
         (nothing, ["--device", "abacus"], 2, "--device abacus: unknown device", "known: cpu, cuda, xpu, neuron"),
         (nothing, ["--device", "cuda"], 3, "--device cuda: this machine has none that PyTorch", "available here: cpu"),
         (nothing, ["--device", "cpu:1"], 2, "--device cpu:1: give the type alone", None),
-        (nothing, ["-o", "picture.jpg"], 2, "--output picture.jpg: pictures are PNG files", "give a name ending in .png, or a folder"),
+        (
+            nothing,
+            ["-o", "picture.jpg"],
+            2,
+            "--output picture.jpg: pictures are PNG files",
+            "give a name ending in .png, or a folder",
+        ),
         (nothing, ["-o", "absent/picture.png"], 2, "there is no folder absent", None),
         (nothing, ["-o", "/proc/picture.png"], 2, "/proc cannot be written to", None),
         (nothing, ["-p", " "], 2, "a prompt is empty", None),
         (nothing, ["-p", "-"], 2, "-p -: standard input holds no prompt", None),
         (nothing, ["--like", "absent.png"], 2, "there is no file absent.png", None),
-        (nothing, ["--sharpness", "3"], 2, 'Unknown option: "--sharpness"', "see vitrail --help"),
+        (nothing, ["--sharpness", "3"], 2, "Unknown option: --sharpness", "see vitrail --help"),
         (no_index, [], 1, "is not a diffusers pipeline: it has no model_index.json", None),
-        (no_transformer, [], 1, "is incomplete: the component 'transformer' (Flux2Transformer2DModel) has no folder", "download or copy it again"),
-        (truncated_transformer, ["--tp", "2"], 1, "transformer/diffusion_pytorch_model.safetensors is truncated: tensor '", "download or copy it again"),
+        (
+            no_transformer,
+            [],
+            1,
+            "is incomplete: the component 'transformer' (Flux2Transformer2DModel) has no folder",
+            "download or copy it again",
+        ),
+        (
+            truncated_transformer,
+            ["--tp", "2"],
+            1,
+            "transformer/diffusion_pytorch_model.safetensors is truncated: tensor '",
+            "download or copy it again",
+        ),
         (truncated_transformer, [], 1, "transformer/diffusion_pytorch_model.safetensors is truncated: tensor '", None),
         (truncated_vae, ["--tp", "2"], 1, "vae/diffusion_pytorch_model.safetensors is truncated: tensor '", None),
-        (unknown_class, ["--tp", "2"], 3, "there is no sharding plan for PixArtTransformer2DModel", "pass one (plan=...), or run it unsharded (--tp 1)"),
-        (unet, ["--tp", "2"], 3, "its denoiser is a UNet (UNet2DConditionModel), which is not supported", "run it unsharded: --tp 1"),
+        (
+            unknown_class,
+            ["--tp", "2"],
+            3,
+            "there is no sharding plan for PixArtTransformer2DModel",
+            "pass one (plan=...), or run it unsharded (--tp 1)",
+        ),
+        (
+            unet,
+            ["--tp", "2"],
+            3,
+            "its denoiser is a UNet (UNet2DConditionModel), which is not supported",
+            "run it unsharded: --tp 1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_line_a_hint_and_an_exit_code(
     model: Path,
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     damage: Callable[[Path], None],
     arguments: list[str],
     code: int,
@@ -100,16 +141,32 @@ def test_one_line_a_hint_and_an_exit_code(
         damage(folder)
     work = tmp_path / "work"
     work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
     prompt = [] if "-p" in arguments else ["-p", "a red apple"]
-    done = vitrail("generate", str(folder), *prompt, *arguments, cwd=work)
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("warning:")]
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", str(folder), *prompt, *arguments])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (code, ""), err
+    lines = err.splitlines()
     assert lines[0].startswith("error: ")
     assert error in lines[0]
     if hint is not None:
         assert lines[1].startswith(f"hint: {hint}")
-    assert len(lines) <= 2, done.stderr
+    assert len(lines) <= 2, err
     assert list(work.iterdir()) == [], "nothing half-written"
+
+
+def test_what_only_the_ranks_can_find_is_told_once(model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    (folder / "text_encoder" / "model.safetensors").unlink()
+    done = vitrail("generate", str(folder), "-p", "x", "--tp", "2", "--device", "cpu", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "is incomplete: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "vitrail.png").exists()
 
 
 def test_an_unknown_model(tmp_path: Path) -> None:

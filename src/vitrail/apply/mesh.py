@@ -11,10 +11,7 @@ from diffusers import ParallelConfig, TensorParallelConfig
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UnsupportedError, UsageError
-from ..layout import MeshAxis
-
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "neuron": "neuron"}
-AXIS = "tp"
+from ..layout import AXIS, BACKENDS, MeshAxis
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ def generate(
     model: str | None = None,
     /,
     *,
-    prompt: Annotated[list[str] | None, Parameter(name=["--prompt", "-p"], negative="", allow_leading_hyphen=True)] = None,
+    prompt: Annotated[
+        list[str] | None, Parameter(name=["--prompt", "-p"], negative="", allow_leading_hyphen=True)
+    ] = None,
     output: Annotated[str, Parameter(name=["--output", "-o"])] = "vitrail.png",
     tp: int | None = None,
     device: str | None = None,

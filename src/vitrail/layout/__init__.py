@@ -1,7 +1,19 @@
 """What a shard is: index ranges per dimension, and the exact arithmetic on them. Pure: no process group."""
 
-from .mesh import MeshAxis
+from .mesh import AXIS, BACKENDS, MeshAxis
 from .ranges import Range, Ranges, normalise, share, split
 from .shard import Shard, assemble, take
 
-__all__ = ["MeshAxis", "Range", "Ranges", "Shard", "assemble", "normalise", "share", "split", "take"]
+__all__ = [
+    "AXIS",
+    "BACKENDS",
+    "MeshAxis",
+    "Range",
+    "Ranges",
+    "Shard",
+    "assemble",
+    "normalise",
+    "share",
+    "split",
+    "take",
+]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+AXIS = "tp"
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "neuron": "neuron"}  # process group by device
+
 
 @dataclass(frozen=True)
 class MeshAxis:

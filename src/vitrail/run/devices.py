@@ -7,8 +7,8 @@ import os
 
 import torch
 
-from ..apply.mesh import BACKENDS
 from ..errors import UnsupportedError, UsageError
+from ..layout import BACKENDS
 
 PREFERENCE = ("cuda", "xpu", "neuron")
 

@@ -71,6 +71,20 @@ def denoisers(index: dict[str, Any], folder: Path) -> dict[str, str]:
     return found
 
 
+def check_files(folder: Path, index: dict[str, Any]) -> None:
+    """Raise `CheckpointError` for a safetensors file that is truncated or damaged, or missing though an index names it.
+
+    Reads headers alone; a tensor whose bytes are missing is named.
+    """
+    from ..apply.checkpoint import Checkpoint, read_header
+
+    for name in components(index):
+        for file in sorted((folder / name).glob("*.safetensors")):
+            read_header(file)
+        for file in sorted((folder / name).glob("*.safetensors.index*.json")):
+            Checkpoint.from_index(file)
+
+
 @dataclass(frozen=True)
 class Defaults:
     """What a model folder says is usual for it, in an optional ``vitrail.json``."""

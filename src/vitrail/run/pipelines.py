@@ -12,12 +12,12 @@ import torch.distributed as dist
 from diffusers import DiffusionPipeline, TensorParallelConfig
 from safetensors import SafetensorError
 
-from ..apply import from_pretrained
-from ..apply.checkpoint import read_header
-from ..apply.mesh import BACKENDS, current_device
+from ..apply.entry import from_pretrained
+from ..apply.mesh import current_device
 from ..errors import CheckpointError, UnsupportedError, UsageError
+from ..layout import BACKENDS
 from . import ranks
-from .folder import components, denoisers, read_index
+from .folder import check_files, denoisers, read_index
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,9 @@ def load_pipeline(
         pipeline = DiffusionPipeline.from_pretrained(
             str(folder), dtype=dtype or torch.float32, **components, **arguments
         )
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        check_files(folder, index)
         raise CheckpointError(f"{folder} is incomplete: {_line(error)}") from None
-    except SafetensorError:
-        raise CheckpointError(damaged(folder, index) or f"a safetensors file in {folder} cannot be read") from None
     return pipeline.to(target)
 
 
@@ -99,17 +98,6 @@ def _mesh(device_type: str, tp: int) -> Any:
         ranks.bind(device_type)
         dist.init_process_group(BACKENDS[device_type])
     return ranks.mesh(device_type, tp)
-
-
-def damaged(folder: Path, index: dict[str, Any]) -> str | None:
-    """What is wrong with the first bad safetensors file of the pipeline, or None when every header is sound."""
-    for name in components(index):
-        for file in sorted((folder / name).glob("*.safetensors")):
-            try:
-                read_header(file)
-            except CheckpointError as error:
-                return error.message
-    return None
 
 
 def _line(error: BaseException) -> str:

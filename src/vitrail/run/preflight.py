@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..plan import Plan, catalog
-from . import devices
-from .folder import Defaults, check_size, denoisers, read_index, read_json, size_multiple
+from .folder import Defaults, check_files, check_size, denoisers, read_index, read_json, size_multiple
 from .request import Request
+
+if TYPE_CHECKING:
+    from ..plan import Plan
 
 
 def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
@@ -24,15 +25,19 @@ def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
     multiple = size_multiple(index, folder)
     check_size(request.height, "height", multiple)
     check_size(request.width, "width", multiple)
+    prompts = request.prompts or ((defaults.prompt,) if defaults.prompt else ())
+    if not prompts:
+        raise UsageError("there is no prompt", hint="-p 'a red apple', or -p - to read prompts from standard input")
+    replace(request, prompts=prompts).check_output()
+    from . import devices  # imports torch: what went before is told at once
+
     device = devices.choose(request.device)
     degree = request.tp or 1
     warning = devices.check_degree(device, degree)
     if degree > 1:
         for name, class_name in denoisers(index, folder).items():
             _check_plan(folder, name, class_name, degree)
-    prompts = request.prompts or ((defaults.prompt,) if defaults.prompt else ())
-    if not prompts:
-        raise UsageError("there is no prompt", hint="-p 'a red apple', or -p - to read prompts from standard input")
+    check_files(folder, index)
     filled = replace(
         request,
         prompts=prompts,
@@ -44,11 +49,12 @@ def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
         steps=request.steps or defaults.steps,
         guidance=request.guidance if request.guidance is not None else defaults.guidance,
     )
-    filled.check_output()
     return filled, warning
 
 
 def _check_plan(folder: Path, name: str, class_name: str, degree: int) -> None:
+    from ..plan import catalog
+
     config = read_json(folder / name / "config.json")
     plan = catalog.load(class_name)
     if plan is None or any(size % degree for size in _declared(plan, config)):

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import env
-from ..apply.mesh import AXIS, BACKENDS
 from ..errors import UsageError
+from ..layout import AXIS, BACKENDS
 
 
 def in_run() -> bool:
