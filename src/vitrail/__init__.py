@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from diffusers import ParallelConfig, TensorParallelConfig
+
     from .apply.entry import apply_tensor_parallel, enable_parallelism, from_pretrained
     from .apply.sharded import is_sharded, sharding_of
     from .bundled import model_folder
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 # Loaded when first asked for: importing vitrail, as the command line does for --help, imports no torch.
 _HOMES = {
+    "ParallelConfig": "diffusers",
+    "TensorParallelConfig": "diffusers",
     "Plan": "vitrail.plan",
     "apply_tensor_parallel": "vitrail.apply.entry",
     "enable_parallelism": "vitrail.apply.entry",
@@ -27,7 +31,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "ParallelConfig",
     "Plan",
+    "TensorParallelConfig",
     "__version__",
     "apply_tensor_parallel",
     "enable_parallelism",

@@ -292,6 +292,8 @@ def run_pipeline(folder: str | None) -> tuple[str, bool, int, float]:
         generator=torch.Generator().manual_seed(0),
         output_type="pt",
     ).images[0]
+    with pytest.raises(vitrail.errors.ShardedModelError, match=r"Flux2KleinPipeline is sharded.*save_pretrained"):
+        pipeline.save_pretrained("nowhere")
     return (
         type(pipeline).__name__,
         vitrail.is_sharded(pipeline.transformer),

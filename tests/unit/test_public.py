@@ -12,7 +12,9 @@ import vitrail
 
 def test_the_public_names() -> None:
     assert set(vitrail.__all__) == {
+        "ParallelConfig",
         "Plan",
+        "TensorParallelConfig",
         "__version__",
         "apply_tensor_parallel",
         "enable_parallelism",

@@ -139,7 +139,7 @@ def test_the_best_real_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_the_device_of_a_process_group(monkeypatch: pytest.MonkeyPatch, backend: str, device: str) -> None:
     monkeypatch.setattr(mesh.dist, "get_backend_config", lambda: backend)
-    assert mesh._device_of_group() == device
+    assert mesh.device_of_group() == device
 
 
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,7 @@ class Agreement:
             if tensor is not None and (value := _value(tensor, limit, everywhere)) is not None:
                 digest.update(value)
         mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
-        FLIGHT.take_off("comparison of inputs", model, mine)
-        FLIGHT.collectives -= 1  # counted apart: it is not of the model's
-        FLIGHT.bytes -= mine.nbytes
+        FLIGHT.wait_in("comparison of inputs", model)
         every = torch.empty(len(self.ranks), dtype=torch.int64)
         dist.all_gather_single(every, mine, group=self.group)
         FLIGHT.land()

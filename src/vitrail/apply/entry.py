@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from diffusers import TensorParallelConfig
 from torch import nn
 
 from ..errors import DisagreementError, UnsupportedError, UsageError
@@ -17,7 +18,7 @@ from ..plan import Plan, ResolvedPlan, from_diffusers, resolve
 from ..plan.catalog import lookup, names
 from .agree import Agreement
 from .load import Request, load
-from .mesh import Placement, degree_of, parallel_config, place
+from .mesh import Placement, degree_of, place, read_config
 from .modules import become
 from .sharded import Sharding, is_sharded, mark
 from .watchdog import watch
@@ -41,7 +42,9 @@ def apply_tensor_parallel(
     `UnsupportedError` for a class without a plan or a model that is quantised, offloaded or adapted, `UsageError`
     without a process group, `DisagreementError` when the ranks' weights differ.
     """
-    whole, tensor = parallel_config(config)
+    whole, tensor = read_config(config)
+    if _alone(tensor):
+        return model
     _refuse(model)
     resolved = resolve(plan_for(model, tp_plan), model, degree_of(tensor))
     placement = place(tensor, device)
@@ -79,7 +82,9 @@ def from_pretrained(
     """
     if parallel_config is None:
         return cls.from_pretrained(path, **arguments)  # type: ignore[attr-defined,no-any-return]
-    whole, tensor = _configs(parallel_config)
+    whole, tensor = read_config(parallel_config)
+    if _alone(tensor):
+        return cls.from_pretrained(path, **arguments)  # type: ignore[attr-defined,no-any-return]
     request = Request.of(cls, path, arguments)
     model = request.skeleton()
     resolved = resolve(plan_for(model, plan), model, degree_of(tensor))
@@ -92,7 +97,9 @@ def from_pretrained(
     return model
 
 
-_configs = parallel_config
+def _alone(config: TensorParallelConfig) -> bool:
+    """A degree of 1 without a mesh asks for nothing, as in diffusers."""
+    return config.mesh is None and config.tp_degree == 1
 
 
 def plan_for(model: nn.Module, given: PlanLike = None) -> Plan:

@@ -42,13 +42,17 @@ class Flight:
         for name, module in model.named_modules():
             self._names[module] = name
 
-    def take_off(self, what: str, module: nn.Module | None, payload: torch.Tensor) -> None:
+    def take_off(self, what: str, module: nn.Module, payload: torch.Tensor) -> None:
+        """A collective of the model's forward begins: it is counted."""
+        self.collectives += 1
+        self.bytes += payload.nbytes
+        self.wait_in(what, module)
+
+    def wait_in(self, what: str, module: nn.Module) -> None:
         self.what = what
         self._module = module
         self.since = time.monotonic()
         self.waiting = True
-        self.collectives += 1
-        self.bytes += payload.nbytes
 
     def land(self) -> None:
         self.waiting = False

@@ -54,3 +54,13 @@ class GuardedRoot:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse("pickling", type(self).__name__)
+
+
+class GuardedPipeline:
+    """In front of the class of a pipeline with a sharded model, which would be saved last, after the others."""
+
+    def save_pretrained(self, *_: Any, **__: Any) -> NoReturn:
+        refuse("save_pretrained()", type(self).__name__)
+
+    def push_to_hub(self, *_: Any, **__: Any) -> NoReturn:
+        refuse("push_to_hub()", type(self).__name__)

@@ -24,7 +24,7 @@ class Placement:
     host_group: dist.ProcessGroup
 
 
-def parallel_config(config: Any) -> tuple[ParallelConfig, TensorParallelConfig]:
+def read_config(config: Any) -> tuple[ParallelConfig, TensorParallelConfig]:
     """Accept diffusers' two classes as they are. Raises for anything else, and for context parallelism."""
     if isinstance(config, TensorParallelConfig):
         return ParallelConfig(tensor_parallel_config=config), config
@@ -103,11 +103,11 @@ def _make(config: TensorParallelConfig, device: str | torch.device | None) -> De
             f"tp_degree is {config.tp_degree}, but the process group has {world} ranks",
             hint="pass a mesh to say which ranks belong together: TensorParallelConfig(mesh=mesh['tp'])",
         )
-    device_type = torch.device(device).type if device is not None else _device_of_group()
+    device_type = torch.device(device).type if device is not None else device_of_group()
     return DeviceMesh(device_type, list(range(world)), mesh_dim_names=(AXIS,))
 
 
-def _device_of_group() -> str:
+def device_of_group() -> str:
     """The device the default group communicates on: the accelerator's where it has one beside the CPU."""
     backend = str(dist.get_backend_config())
     by_backend = {name: device for device, name in BACKENDS.items()}

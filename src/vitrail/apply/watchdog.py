@@ -10,6 +10,7 @@ ranks already share.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import sys
@@ -17,7 +18,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -34,27 +34,28 @@ TICK_SECONDS = 1.0
 ANSWER_SECONDS = 4 * TICK_SECONDS
 
 
-@dataclass
-class _Watch:
-    axis: MeshAxis
-    store: Any
-    after: float
-    thread: threading.Thread
-
-
-_watches: dict[str, _Watch] = {}
+_watched: set[str] = set()
+_ending = threading.Event()
 
 
 def watch(axis: MeshAxis) -> None:
     """Start watching over the ranks of ``axis``, once."""
-    if axis.group in _watches:
+    if axis.group in _watched:
         return
+    _watched.add(axis.group)
     # A connection of its own: the main thread may sit in a blocking call on the other.
     store = PrefixStore(f"vitrail/watchdog/{axis.group}", _get_default_store().clone())  # type: ignore[attr-defined]
-    thread = threading.Thread(target=_run, args=(axis, store, env.WATCHDOG_SECONDS.read()), daemon=True)
-    thread.name = "vitrail-watchdog"
-    _watches[axis.group] = _Watch(axis, store, env.WATCHDOG_SECONDS.read(), thread)
+    thread = threading.Thread(
+        target=_run, args=(axis, store, env.WATCHDOG_SECONDS.read()), name="vitrail-watchdog", daemon=True
+    )
     thread.start()
+    # Not in the middle of a call on the store while the interpreter takes it down.
+    atexit.register(_end, thread)
+
+
+def _end(thread: threading.Thread) -> None:
+    _ending.set()
+    thread.join(timeout=TICK_SECONDS)
 
 
 def _run(axis: MeshAxis, store: Any, after: float) -> None:
@@ -62,8 +63,7 @@ def _run(axis: MeshAxis, store: Any, after: float) -> None:
     round_ = 0
     patience = after
     last = -1
-    while dist.is_initialized():
-        time.sleep(TICK_SECONDS)
+    while not _ending.wait(TICK_SECONDS) and dist.is_initialized():
         try:
             mine = FLIGHT.look()
             if mine.collectives != last:
@@ -79,7 +79,8 @@ def _run(axis: MeshAxis, store: Any, after: float) -> None:
                 log.warning("%s", report(axis, _collect(axis, store, round_)))
             round_ += 1
         except (dist.DistError, RuntimeError):  # the store is gone: the run is ending
-            return
+            break
+    _watched.discard(axis.group)
 
 
 def _collect(axis: MeshAxis, store: Any, round_: int) -> dict[int, Mapping[str, Any]]:

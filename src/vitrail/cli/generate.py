@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from .. import env
 from ..errors import UsageError
 from .show import fail, warn
 
@@ -94,16 +95,10 @@ def generate(
     if like is not None:
         request = _like(request, like, seed)
     request.check()
-    if _rank() is None:
+    if env.RANK.read() is None:
         _print(request, _start(request))
         return
     guarded(lambda: _join(request), quiet=False)
-
-
-def _rank() -> int | None:
-    from .. import env
-
-    return env.RANK.read()
 
 
 def _prompts(given: list[str]) -> tuple[str, ...]:
@@ -111,7 +106,7 @@ def _prompts(given: list[str]) -> tuple[str, ...]:
     for text in given:
         if text != "-":
             prompts.append(text)
-        elif _rank() in (None, 0):  # the others are sent rank 0's
+        elif env.RANK.read() in (None, 0):  # the others are sent rank 0's
             lines = [line.strip() for line in sys.stdin]
             if not any(lines):
                 raise UsageError("-p -: standard input holds no prompt")
@@ -176,21 +171,20 @@ def _start(request: Any) -> dict[str, Any]:
 
 
 def _join(request: Any) -> None:
-    from .. import env
     from ..run.preflight import prepare
     from ..run.rank import run_here
 
     folder = _folder(request.model)
-    if not request.prompts and _rank() != 0:
+    if not request.prompts and env.RANK.read() != 0:
         request = replace(request, prompts=("sent by rank 0",))
     world = env.WORLD_SIZE.read() or 1
     if request.tp not in (None, world):
         raise UsageError(f"--tp {request.tp}, but {world} ranks were started", hint="leave --tp out under torchrun")
     request, warning = prepare(replace(request, tp=world), folder)
-    if warning and _rank() == 0:
+    if warning and env.RANK.read() == 0:
         warn(warning)
     report = run_here(request, folder)
-    if _rank() == 0:
+    if env.RANK.read() == 0:
         _print(request, report)
 
 

@@ -8,6 +8,8 @@ from typing import NoReturn
 from rich.console import Console
 from rich.text import Text
 
+from .. import env
+
 
 def _say(kind: str, style: str, text: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -15,10 +17,11 @@ def _say(kind: str, style: str, text: str) -> None:
 
 
 def fail(message: str, *, hint: str | None, code: int) -> NoReturn:
-    """Show an error, and a hint where there is one, and end with ``code``."""
-    _say("error", "bold red", message)
-    if hint:
-        _say("hint", "cyan", hint)
+    """Show an error, and a hint where there is one, and end with ``code``. Of several ranks the first shows it."""
+    if env.RANK.read() in (None, 0):
+        _say("error", "bold red", message)
+        if hint:
+            _say("hint", "cyan", hint)
     sys.exit(code)
 
 

@@ -13,7 +13,9 @@ from diffusers import DiffusionPipeline, TensorParallelConfig
 from safetensors import SafetensorError
 
 from ..apply.entry import from_pretrained
-from ..apply.mesh import current_device
+from ..apply.guard import GuardedPipeline
+from ..apply.mesh import current_device, device_of_group
+from ..apply.modules import sharded_class
 from ..errors import CheckpointError, UnsupportedError, UsageError
 from ..layout import BACKENDS
 from . import ranks
@@ -33,7 +35,8 @@ def load_pipeline(
     """An ordinary diffusers pipeline on ``device``, its transformers sharded over ``tp`` ranks.
 
     ``path`` is a folder or a hub id; without one it is the bundled model. Under ``torchrun`` the process group is
-    made when there is none. With more ranks than ``tp``, each row of ``tp`` ranks holds a pipeline of its own.
+    made when there is none; ``device`` is the group's by default, or the CPU. With more ranks than ``tp``, each row
+    of ``tp`` ranks holds a pipeline of its own.
     ``arguments`` go to ``DiffusionPipeline.from_pretrained``. ``dtype`` is float32 by default, as in diffusers.
 
     Raises `UnsupportedError` for a pipeline whose denoiser has no plan, `PlanError` for a degree it cannot serve,
@@ -41,7 +44,9 @@ def load_pipeline(
     """
     from ..bundled import model_folder
 
-    device_type = torch.device(device).type if device is not None else "cpu"
+    if device is None:
+        device = device_of_group() if dist.is_initialized() else "cpu"
+    device_type = torch.device(device).type
     folder = local_folder(str(path) if path is not None else str(model_folder()), arguments)
     index = read_index(folder)
     components: dict[str, Any] = {}
@@ -53,7 +58,7 @@ def load_pipeline(
                 getattr(diffusers, class_name), str(folder), subfolder=name, dtype=dtype, parallel_config=config,
                 **{key: arguments[key] for key in ("variant",) if key in arguments},
             )  # fmt: skip
-    target = current_device(device_type) if torch.device(device or "cpu").index is None else torch.device(str(device))
+    target = torch.device(device) if torch.device(device).index is not None else current_device(device_type)
     try:
         pipeline = DiffusionPipeline.from_pretrained(
             str(folder), dtype=dtype or torch.float32, **components, **arguments
@@ -61,6 +66,8 @@ def load_pipeline(
     except (OSError, SafetensorError) as error:
         check_files(folder, index)
         raise CheckpointError(f"{folder} is incomplete: {_line(error)}") from None
+    if components:
+        pipeline.__class__ = sharded_class(type(pipeline), GuardedPipeline)  # type: ignore[arg-type]
     return pipeline.to(target)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import sys
@@ -23,7 +24,16 @@ from .request import Request
 
 # How long a rank that failed only because another did waits to be ended, so that the other is the one reported.
 SECONDARY_SECONDS = 4.0
-_SECONDARY = ("connection closed by peer", "connection reset by peer", "broken pipe", "recvvalue failed", "timed out")
+_SECONDARY = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "recvvalue failed",
+    "timed out",
+    "remote process exited",
+    "communicator was aborted",
+    "ncclremoteerror",
+)
 _MEMORY = ("can't allocate memory", "out of memory", "(oom)", "cannot allocate memory", "std::bad_alloc")
 
 
@@ -89,6 +99,7 @@ def guarded(job: Callable[[], None], *, quiet: bool) -> None:
     ``quiet`` leaves the telling to the launcher.
     """
     rank = env.RANK.read() or 0
+    _show_warnings(rank)
     try:
         job()
     except KeyboardInterrupt:
@@ -98,7 +109,8 @@ def guarded(job: Callable[[], None], *, quiet: bool) -> None:
             raise
         failure = Failure.of(error, rank)
         failure.leave()
-        if not quiet and not failure.secondary:
+        # What all ranks find wrong alike is told by the first alone.
+        if not quiet and not failure.secondary and (rank == 0 or failure.exit_code == 1):
             told = failure.trace or ""
             print(f"{told}error: rank {rank}: {failure.message}", file=sys.stderr)
             if failure.hint:
@@ -106,6 +118,12 @@ def guarded(job: Callable[[], None], *, quiet: bool) -> None:
         if failure.secondary:
             time.sleep(SECONDARY_SECONDS)
         _exit(failure.exit_code)
+
+
+def _show_warnings(rank: int) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"warning: rank {rank}: %(message)s"))
+    logging.getLogger("vitrail").addHandler(handler)
 
 
 def _exit(code: int) -> None:

@@ -37,10 +37,9 @@ def joined(device_type: str, degree: int) -> Iterator[DeviceMesh]:
         raise UsageError(f"{world} ranks were started, which a degree of {degree} does not divide")
     bind(device_type)
     dist.init_process_group(BACKENDS[device_type], timeout=datetime.timedelta(seconds=env.TIMEOUT_SECONDS.read()))
-    try:
-        yield mesh(device_type, degree)
-    finally:
-        dist.destroy_process_group()
+    yield mesh(device_type, degree)
+    # Only after success: when a rank has failed, taking the group down can wait for the others.
+    dist.destroy_process_group()
 
 
 def mesh(device_type: str, degree: int) -> DeviceMesh:
