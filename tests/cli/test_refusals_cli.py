@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from support.command import vitrail
 
 from vitrail.cli import main
@@ -37,6 +38,25 @@ def truncated_transformer(folder: Path) -> None:
 
 def truncated_vae(folder: Path) -> None:
     os.truncate(folder / "vae" / "diffusion_pytorch_model.safetensors", 1_000_000)
+
+
+def remove_tensor(folder: Path, component: str, name: str) -> None:
+    (file,) = (folder / component).glob("*.safetensors")
+    tensors = load_file(file)
+    del tensors[name]
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def incomplete_vae(folder: Path) -> None:
+    remove_tensor(folder, "vae", "decoder.conv_out.weight")
+
+
+def incomplete_text_encoder(folder: Path) -> None:
+    remove_tensor(folder, "text_encoder", "model.layers.3.mlp.up_proj.weight")
+
+
+def incomplete_transformer(folder: Path) -> None:
+    remove_tensor(folder, "transformer", "proj_out.weight")
 
 
 def unknown_class(folder: Path) -> None:
@@ -108,6 +128,21 @@ def unet(folder: Path) -> None:
         ),
         (truncated_transformer, [], 1, "transformer/diffusion_pytorch_model.safetensors is truncated: tensor '", None),
         (truncated_vae, ["--tp", "2"], 1, "vae/diffusion_pytorch_model.safetensors is truncated: tensor '", None),
+        (incomplete_vae, [], 1, "the checkpoint of AutoencoderKLFlux2 lacks tensor 'decoder.conv_out.weight'", None),
+        (
+            incomplete_text_encoder,
+            [],
+            1,
+            "the checkpoint of Qwen3ForCausalLM lacks tensor 'model.layers.3.mlp.up_proj.weight'",
+            None,
+        ),
+        (
+            incomplete_transformer,
+            [],
+            1,
+            "the checkpoint of Flux2Transformer2DModel lacks tensor 'proj_out.weight'",
+            "download or copy it again",
+        ),
         (
             unknown_class,
             ["--tp", "2"],

@@ -19,6 +19,7 @@ from ..apply.modules import sharded_class
 from ..errors import CheckpointError, UnsupportedError, UsageError
 from ..layout import BACKENDS
 from . import ranks
+from .complete import complete
 from .folder import check_files, denoisers, read_index
 
 log = logging.getLogger(__name__)
@@ -60,9 +61,10 @@ def load_pipeline(
             )  # fmt: skip
     target = torch.device(device) if torch.device(device).index is not None else current_device(device_type)
     try:
-        pipeline = DiffusionPipeline.from_pretrained(
-            str(folder), dtype=dtype or torch.float32, **components, **arguments
-        )
+        with complete(folder):
+            pipeline = DiffusionPipeline.from_pretrained(
+                str(folder), dtype=dtype or torch.float32, **components, **arguments
+            )
     except (OSError, SafetensorError) as error:
         check_files(folder, index)
         raise CheckpointError(f"{folder} is incomplete: {_line(error)}") from None
