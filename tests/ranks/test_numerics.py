@@ -161,6 +161,21 @@ def test_an_axis_whose_ranks_are_not_neighbours(ranks: Pools) -> None:
     assert max(ranks(4)(run_transposed_mesh)) <= LIMIT
 
 
+@torch.no_grad()
+def run_degree_one() -> tuple[bool, bool, float]:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tp"))
+    model, inputs = flux2(), flux2_inputs()
+    reference = model(**inputs)[0]
+    vitrail.enable_parallelism(model, config=TensorParallelConfig(mesh=mesh))
+    untouched = vitrail.enable_parallelism(flux2(), config=TensorParallelConfig())
+    deviation = error(model(**inputs)[0], reference)
+    return vitrail.is_sharded(model), untouched._parallel_config is None, deviation
+
+
+def test_a_degree_of_one_leaves_the_model_whole(ranks: Pools) -> None:
+    assert ranks(2)(run_degree_one) == [(False, True, 0.0)] * 2
+
+
 def run_compiled() -> tuple[float, float, int, int]:
     import torch._dynamo.testing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing as mp
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -106,6 +107,7 @@ class Pool:
             if process.is_alive():
                 process.kill()
             process.join(10)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _rank_main(rank: int, size: int, connection: Connection, folder: str) -> None:

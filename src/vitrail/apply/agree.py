@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,11 @@ from .. import env
 from ..errors import DisagreementError
 from .flight import FLIGHT
 
-EVERY_STEP_BYTES = 4 * 1024
+EVERY_STEP_BYTES = 256
 FIRST_STEP_BYTES = 64 * 1024
+
+# An argument, or one inside a list or mapping: its name, what it is, and the tensor where it is one.
+Leaf = tuple[str, Any, torch.Tensor | None]
 
 
 class Agreement:
@@ -29,58 +32,61 @@ class Agreement:
     def __init__(self, group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
         self.group = group if env.CHECK_INPUTS.read() else None
         self.ranks = tuple(ranks)
-        self._structure: tuple[str, ...] = ()
+        self._structure: tuple[Any, ...] = ()
+        self._structure_bytes = b""
         self._parameters: tuple[type, tuple[str, ...]] | None = None
 
     def check(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise `DisagreementError` on every rank unless all ranks were given equal arguments."""
         if self.group is None:
             return
-        named = list(self._named(model, args, kwargs))
-        structure = tuple(f"{name} = {text}" for name, text, _ in named)
-        limit, everywhere = (EVERY_STEP_BYTES, False) if structure == self._structure else (FIRST_STEP_BYTES, True)
-        self._structure = structure
-        digest = hashlib.blake2b(digest_size=8)
-        for line, (_, _, tensor) in zip(structure, named, strict=True):
-            digest.update(line.encode())
+        leaves = self._leaves(model, args, kwargs)
+        structure = tuple((name, what) for name, what, _ in leaves)
+        limit, everywhere = EVERY_STEP_BYTES, False
+        if structure != self._structure:
+            limit, everywhere = FIRST_STEP_BYTES, True
+            self._structure, self._structure_bytes = structure, repr(structure).encode()
+        digest = hashlib.blake2b(self._structure_bytes, digest_size=8)
+        for _, _, tensor in leaves:
             if tensor is not None and (value := _value(tensor, limit, everywhere)) is not None:
                 digest.update(value)
         mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
-        FLIGHT.wait_in("comparison of inputs", model)
         every = torch.empty(len(self.ranks), dtype=torch.int64)
+        FLIGHT.wait_in("comparison of inputs", model)
         dist.all_gather_single(every, mine, group=self.group)
         FLIGHT.land()
-        if not bool((every == mine).all()):
-            self._tell(named, everywhere, limit)
+        if len(set(every.tolist())) > 1:
+            self._tell(leaves, limit, everywhere)
 
-    def _named(
-        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Iterator[tuple[str, str, torch.Tensor | None]]:
-        if self._parameters is None or self._parameters[0] is not type(model):
-            self._parameters = (type(model), tuple(inspect.signature(model.forward).parameters))
-        names = self._parameters[1]
-        for index, value in enumerate(args):
-            yield from _flatten(names[index] if index < len(names) else f"argument {index}", value)
+    def _leaves(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Leaf]:
+        leaves: list[Leaf] = []
+        if args:
+            if self._parameters is None or self._parameters[0] is not type(model):
+                self._parameters = (type(model), tuple(inspect.signature(model.forward).parameters))
+            names = self._parameters[1]
+            for index, value in enumerate(args):
+                _flatten(names[index] if index < len(names) else f"argument {index}", value, leaves)
         for name in sorted(kwargs):
-            yield from _flatten(name, kwargs[name])
+            _flatten(name, kwargs[name], leaves)
+        return leaves
 
-    def _tell(self, named: Sequence[tuple[str, str, torch.Tensor | None]], everywhere: bool, limit: int) -> None:
+    def _tell(self, leaves: Sequence[Leaf], limit: int, everywhere: bool) -> None:
         mine: dict[str, str] = {}
-        for name, text, tensor in named:
-            value = None if tensor is None else _value(tensor, limit, everywhere)
-            mine[name] = (
-                text if value is None else f"{text} (values {hashlib.blake2b(value, digest_size=4).hexdigest()})"
-            )
+        for name, what, tensor in leaves:
+            mine[name] = repr(what)
+            if tensor is not None:
+                mine[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+                if (value := _value(tensor, limit, everywhere)) is not None:
+                    mine[name] += f" (values {hashlib.blake2b(value, digest_size=4).hexdigest()})"
         everyone: list[dict[str, str]] = [{} for _ in self.ranks]
         dist.all_gather_object(everyone, mine, group=self.group)
         differences = []
         for name in dict.fromkeys(name for one in everyone for name in one):
-            texts = [one.get(name, "not given") for one in everyone]
-            if len(set(texts)) > 1:
-                by_text: dict[str, list[int]] = {}
-                for rank, text in zip(self.ranks, texts, strict=True):
-                    by_text.setdefault(text, []).append(rank)
-                said = "; ".join(f"{text} on rank {', '.join(map(str, ranks))}" for text, ranks in by_text.items())
+            by_text: dict[str, list[str]] = {}
+            for rank, one in zip(self.ranks, everyone, strict=True):
+                by_text.setdefault(one.get(name, "not given"), []).append(str(rank))
+            if len(by_text) > 1:
+                said = "; ".join(f"{text} on rank {', '.join(ranks)}" for text, ranks in by_text.items())
                 differences.append(f"{name}: {said}")
         raise DisagreementError(
             f"step {FLIGHT.step}: the ranks were given different inputs. " + " | ".join(differences),
@@ -89,25 +95,25 @@ class Agreement:
         )
 
 
-def _flatten(name: str, value: Any) -> Iterator[tuple[str, str, torch.Tensor | None]]:
+def _flatten(name: str, value: Any, leaves: list[Leaf]) -> None:
     if isinstance(value, torch.Tensor):
-        yield name, f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}", value
+        leaves.append((name, (value.dtype, tuple(value.shape)), value))
+    elif value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype)):
+        leaves.append((name, value, None))
     elif isinstance(value, Mapping):
-        yield name, f"{len(value)} entries", None
+        leaves.append((name, f"{len(value)} entries", None))
         for key in value:
-            yield from _flatten(f"{name}[{key!r}]", value[key])
+            _flatten(f"{name}[{key!r}]", value[key], leaves)
     elif isinstance(value, (list, tuple)):
-        yield name, f"{len(value)} items", None
+        leaves.append((name, f"{len(value)} items", None))
         for index, item in enumerate(value):
-            yield from _flatten(f"{name}[{index}]", item)
-    elif value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device)):
-        yield name, repr(value) if not isinstance(value, torch.device) else value.type, None
-    else:
-        yield name, type(value).__name__, None
+            _flatten(f"{name}[{index}]", item, leaves)
+    else:  # a device's index differs between ranks, and an object's text may hold its address: the type is compared
+        leaves.append((name, type(value).__name__, None))
 
 
 def _value(tensor: torch.Tensor, limit: int, everywhere: bool) -> bytes | None:
     """The bytes of a tensor small enough to compare, else None."""
-    if tensor.nbytes > limit or tensor.device.type == "meta" or not (everywhere or tensor.device.type == "cpu"):
+    if tensor.nbytes > limit or tensor.is_meta or not (everywhere or tensor.is_cpu):
         return None
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -35,6 +35,7 @@ DTYPES: dict[str, torch.dtype] = {
     "F8_E5M2": torch.float8_e5m2,
 }
 BUFFER_BYTES = 8 * 1024 * 1024
+ADVISED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,13 @@ class Checkpoint:
         target = torch.empty(shard.local_shape(rank), dtype=dtype or entry.dtype)
         if not target.numel():
             return target
+        file = self._open(entry, shard)
         spans = shard.spans(rank, entry.dtype.itemsize)
         if target.dtype == entry.dtype:
             memory = _bytes(target)
             position = 0
             for offset, length in spans:
-                self._read(entry, name, offset, memory[position : position + length])
+                self._read(file, entry, name, offset, memory[position : position + length])
                 position += length
             return target
         flat = target.reshape(-1)
@@ -165,7 +167,7 @@ class Checkpoint:
         memory = _bytes(buffer)
         done = filled = 0
         for offset, length in _cut(spans, memory.nbytes):
-            self._read(entry, name, offset, memory[filled : filled + length])
+            self._read(file, entry, name, offset, memory[filled : filled + length])
             filled += length
             if filled == memory.nbytes:
                 flat[done : done + count] = buffer
@@ -174,14 +176,26 @@ class Checkpoint:
             flat[done:] = buffer[: filled // entry.dtype.itemsize]
         return target
 
-    def _read(self, entry: Entry, name: str, offset: int, memory: memoryview) -> None:
+    def _open(self, entry: Entry, shard: Shard) -> int:
+        """The descriptor of the tensor's file; where only parts of rows will be read, the kernel is told of the rows.
+
+        Left to itself it takes reads with gaps for random ones, and a cold disk then serves them one by one.
+        """
         if entry.file not in self._files:
             self._files[entry.file] = os.open(entry.file, os.O_RDONLY)
+        file = self._files[entry.file]
+        if shard.dim and hasattr(os, "posix_fadvise"):
+            stop = entry.offset + math.prod(entry.shape) * entry.dtype.itemsize
+            for offset in range(entry.offset, stop, ADVISED_BYTES):
+                os.posix_fadvise(file, offset, min(ADVISED_BYTES, stop - offset), os.POSIX_FADV_WILLNEED)
+        return file
+
+    def _read(self, file: int, entry: Entry, name: str, offset: int, memory: memoryview) -> None:
         position = entry.offset + offset
         self.reading.requested += memory.nbytes
         while memory.nbytes:
             self.reading.calls += 1
-            count = os.preadv(self._files[entry.file], [memory], position)
+            count = os.preadv(file, [memory], position)
             if count == 0:
                 raise CheckpointError(f"{entry.file} ended while tensor {name!r} was read: the file was changed")
             memory, position = memory[count:], position + count

@@ -160,6 +160,11 @@ def _compare_weights(model: nn.Module, placement: Placement) -> None:
 
 
 def _finish(model: nn.Module, resolved: ResolvedPlan, placement: Placement, config: Any) -> None:
+    config.setup(dist.get_rank(), dist.get_world_size(), placement.device, mesh=placement.mesh)
+    if hasattr(model, "_parallel_config"):
+        model._parallel_config = config
+    if placement.axis.degree == 1:  # the slice is the whole: nothing to reduce, nothing to guard
+        return
     for name, style in resolved.styles.items():
         module = model.get_submodule(name)
         assert isinstance(module, nn.Linear)
@@ -167,10 +172,5 @@ def _finish(model: nn.Module, resolved: ResolvedPlan, placement: Placement, conf
     for (owner, attribute), values in resolved.attributes.items():
         setattr(model.get_submodule(owner), attribute, values[placement.axis.index])
     model.requires_grad_(False)
-    config.setup(dist.get_rank(), dist.get_world_size(), placement.device, mesh=placement.mesh)
-    if hasattr(model, "_parallel_config"):
-        model._parallel_config = config
-    agreement = Agreement(placement.host_group if placement.axis.degree > 1 else None, placement.axis.ranks)
-    mark(model, Sharding(resolved, placement.axis, agreement))
-    if placement.axis.degree > 1:
-        watch(placement.axis)
+    mark(model, Sharding(resolved, placement.axis, Agreement(placement.host_group, placement.axis.ranks)))
+    watch(placement.axis)
