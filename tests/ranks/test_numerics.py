@@ -173,7 +173,9 @@ def run_degree_one() -> tuple[bool, bool, float]:
 
 
 def test_a_degree_of_one_leaves_the_model_whole(ranks: Pools) -> None:
-    assert ranks(2)(run_degree_one) == [(False, True, 0.0)] * 2
+    for sharded, untouched, deviation in ranks(2)(run_degree_one):
+        assert (sharded, untouched) == (False, True)
+        assert deviation <= LIMIT
 
 
 def run_compiled() -> tuple[float, float, int, int]:
