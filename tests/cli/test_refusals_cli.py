@@ -6,11 +6,15 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from support.command import environment as environment_of_a_command
 from support.command import vitrail
 
 from vitrail.cli import main
@@ -53,6 +57,44 @@ def incomplete_vae(folder: Path) -> None:
 
 def incomplete_text_encoder(folder: Path) -> None:
     remove_tensor(folder, "text_encoder", "model.layers.3.mlp.up_proj.weight")
+
+
+def change_tensor(folder: Path, component: str, name: str, value: torch.Tensor) -> None:
+    (file,) = (folder / component).glob("*.safetensors")
+    save_file({**load_file(file), name: value}, file, metadata={"format": "pt"})
+
+
+def other_shape(folder: Path) -> None:
+    change_tensor(folder, "vae", "decoder.conv_out.weight", torch.zeros(2, 2))
+
+
+def not_a_number(folder: Path) -> None:
+    change_tensor(folder, "transformer", "proj_out.weight", torch.full((64, 192), torch.nan))
+
+
+def no_vocabulary(folder: Path) -> None:
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+
+
+def no_text_encoder_config(folder: Path) -> None:
+    (folder / "text_encoder" / "config.json").unlink()
+
+
+def empty_text_encoder_config(folder: Path) -> None:
+    (folder / "text_encoder" / "config.json").write_text("{}")
+
+
+def no_vae_weights(folder: Path) -> None:
+    (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+
+
+def negative_default(folder: Path) -> None:
+    (folder / "vitrail.json").write_text('{"defaults": {"height": -64}}')
+
+
+def unknown_pipeline(folder: Path) -> None:
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "NoSuchPipeline"}))
 
 
 def incomplete_transformer(folder: Path) -> None:
@@ -143,6 +185,26 @@ def unet(folder: Path) -> None:
             "the checkpoint of Flux2Transformer2DModel lacks tensor 'proj_out.weight'",
             "download or copy it again",
         ),
+        (other_shape, [], 1, "model cannot be loaded: ", "VITRAIL_DEBUG=1 shows where"),
+        (unknown_pipeline, [], 1, "model cannot be loaded: AttributeError: ", None),
+        (
+            not_a_number,
+            [],
+            1,
+            "'a red apple' came out as values that are not numbers",
+            "float16 is too narrow for some",
+        ),
+        (no_vocabulary, [], 1, "tokenizer (Qwen2Tokenizer) has no vocabulary", "download or copy it again"),
+        (no_text_encoder_config, [], 1, "text_encoder/config.json is missing", "the folder is incomplete"),
+        (empty_text_encoder_config, [], 1, "text_encoder/config.json does not say what model it is of", None),
+        (no_vae_weights, [], 1, "vae (AutoencoderKLFlux2) has no weights", "download or copy it again"),
+        (negative_default, [], 1, "vitrail.json: the default height cannot be -64", None),
+        (nothing, ["--steps", "100000000000"], 2, "--steps 100000000000: at most 1000000", None),
+        (nothing, ["--height", "99999999999"], 2, "--height 99999999999: at most 65536", None),
+        (nothing, ["--guidance", "nan"], 2, "--guidance nan: not a number to guide by", None),
+        (nothing, ["-o", ""], 2, "--output : pictures are PNG files", None),
+        (nothing, ["-o", "x" * 300 + ".png"], 2, "--output: the name is longer than 200 bytes", None),
+        (nothing, ["-p", "\udcff"], 2, "a prompt is not UTF-8 text", None),
         (
             unknown_class,
             ["--tp", "2"],
@@ -184,7 +246,8 @@ def test_one_line_a_hint_and_an_exit_code(
         main(["generate", str(folder), *prompt, *arguments])
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (code, ""), err
-    lines = err.splitlines()
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if not line.startswith("\r")]  # a progress bar may come before
     assert lines[0].startswith("error: ")
     assert error in lines[0]
     if hint is not None:
@@ -195,12 +258,12 @@ def test_one_line_a_hint_and_an_exit_code(
 
 def test_what_only_the_ranks_can_find_is_told_once(model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "model"))
-    (folder / "text_encoder" / "model.safetensors").unlink()
+    other_shape(folder)
     done = vitrail("generate", str(folder), "-p", "x", "--tp", "2", "--device", "cpu", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     assert done.stderr.startswith("error: ")
-    assert "is incomplete: " in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert "model cannot be loaded: ValueError: " in done.stderr
+    assert len(done.stderr.splitlines()) == 2
     assert not (tmp_path / "vitrail.png").exists()
 
 
@@ -226,6 +289,43 @@ def test_help_is_there_without_torch(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "--prompt" in done.stdout
     assert "torch" not in {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+
+
+@pytest.mark.parametrize(
+    "environment, error",
+    [
+        ({"RANK": "0"}, "error: RANK is set, but WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "error: RANK is set, but MASTER_PORT is not"),
+        ({"RANK": "x"}, "error: environment variable RANK='x' cannot be read"),
+        (
+            {"RANK": "5", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"},
+            "error: RANK is 5, but WORLD_SIZE is 2",
+        ),
+    ],
+)
+def test_rank_set_by_accident(tmp_path: Path, environment: dict[str, str], error: str) -> None:
+    done = vitrail("generate", "-p", "x", cwd=tmp_path, **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(error)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_standard_output(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "vitrail", "generate", "-p", "a dog", "--steps", "1", "--device", "cpu"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment_of_a_command(),
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "error: standard output cannot be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "vitrail.png").exists()
 
 
 def test_environment_variables_that_cannot_be_read(tmp_path: Path) -> None:

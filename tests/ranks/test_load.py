@@ -224,7 +224,13 @@ def pickled_weights(folder: Path) -> None:
             {"device_map": "auto"},
             ["UnsupportedError: device_map='auto' cannot be combined with sharding on load"],
         ),
-        (None, {"dtype": "bfloat16"}, ["UsageError: dtype must be a torch.dtype, not 'bfloat16'"]),
+        (
+            None,
+            {"dtyp": torch.float16},
+            ["UsageError: from_pretrained got 'dtyp', which Flux2Transformer2DModel does not"],
+        ),
+        (None, {"dtype": torch.int8}, ["UsageError: dtype must be a floating-point torch.dtype, not torch.int8"]),
+        (None, {"dtype": "bfloat16"}, ["UsageError: dtype must be a floating-point torch.dtype, not 'bfloat16'"]),
     ],
 )
 def test_files_that_are_wrong_are_named(

@@ -112,6 +112,10 @@ def run_configurations() -> list[str]:
     with torch.device("meta"):
         on_meta = Flux2Transformer2DModel(num_layers=1, num_single_layers=1)
     sharded = vitrail.enable_parallelism(flux2(), config=config())
+    fused = flux2()
+    fused.fuse_qkv_projections()
+    hooked = flux2()
+    hooked.enable_layerwise_casting(storage_dtype=torch.bfloat16, compute_dtype=torch.float32)
     quantised = flux2()
     quantised.is_quantized = True
     return [
@@ -126,6 +130,11 @@ def run_configurations() -> list[str]:
         said(vitrail.enable_parallelism, on_meta, config=config()),
         said(vitrail.enable_parallelism, quantised, config=config()),
         said(vitrail.enable_parallelism, nn.Linear(2, 2), config=config()),
+        said(vitrail.enable_parallelism, fused, config=config()),
+        said(vitrail.enable_parallelism, hooked, config=config()),
+        said(vitrail.enable_parallelism, "flux", config=config()),
+        said(vitrail.apply_tensor_parallel, flux2(), config(), ["colwise"]),
+        said(vitrail.enable_parallelism, flux2(rope_theta=2000 + dist.get_rank()), config=config()),
     ]
 
 
@@ -142,6 +151,11 @@ def test_configurations_that_cannot_be(ranks: Pools) -> None:
         "UsageError: parameter time_guidance_embed.timestep_embedder.linear_1.weight is on the meta device",
         "UnsupportedError: this Flux2Transformer2DModel is quantised",
         "UnsupportedError: there is no sharding plan for Linear",
+        "UnsupportedError: this Flux2Transformer2DModel has fused projections",
+        "PlanError: the plan for Flux2Transformer2DModel (catalog) shards 'transformer_blocks.0.attn.to_q', whose",
+        "UsageError: expected a model, not str",
+        "UsageError: a plan is a vitrail.Plan or a dict in diffusers' form, not list",
+        "DisagreementError: the ranks hold different models: the model's configuration on rank 1",
     ]
     for messages in ranks(2)(run_configurations):
         for message, beginning in zip(messages, expected, strict=True):
@@ -152,9 +166,22 @@ def run_different_weights() -> str:
     return said(vitrail.enable_parallelism, flux2(seed=dist.get_rank()), config=config())
 
 
+def run_one_different_value() -> str:
+    model = flux2()
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            model.transformer_blocks[0].attn.to_q.weight[100, 3] += 0.5  # in rows that rank 1 keeps, between samples
+    return said(vitrail.enable_parallelism, model, config=config())
+
+
+def test_one_different_value_is_told(ranks: Pools) -> None:
+    for message in ranks(2)(run_one_different_value):
+        assert "transformer_blocks.0.attn.to_q.weight on rank 1 is not that of rank 0" in message
+
+
 def test_ranks_with_different_weights_are_told(ranks: Pools) -> None:
     for message in ranks(2)(run_different_weights):
-        assert message.startswith("DisagreementError: the ranks hold different weights: time_guidance_embed.")
+        assert message.startswith("DisagreementError: the ranks hold different models: time_guidance_embed.")
         assert "on rank 1 is not that of rank 0" in message
 
 
@@ -164,13 +191,14 @@ def run_different_inputs(kind: str) -> list[str]:
     if kind == "sd3":
         model, inputs = sd3(), sd3_inputs(size=16 if rank == 0 else 8)
     else:
-        model, inputs = flux2(), flux2_inputs()
+        model, inputs = flux2(), flux2_inputs(text=900 if kind == "large" else 5)
         if rank == 1:
             changes: dict[str, Any] = {
                 "value": {"timestep": inputs["timestep"] + 0.25},
                 "dtype": {"timestep": inputs["timestep"].float()},
                 "scalar": {"num_ref_tokens": 3},
                 "absent": {"guidance": None},
+                "large": {"encoder_hidden_states": inputs["encoder_hidden_states"].flip(0)},
             }
             inputs |= changes[kind]
     vitrail.enable_parallelism(model, config=config())
@@ -185,6 +213,7 @@ def run_different_inputs(kind: str) -> list[str]:
         ("scalar", r"num_ref_tokens: not given on rank 0; 3 on rank 1"),
         ("absent", r"guidance: float64[2]"),
         ("sd3", r"hidden_states: float64[2, 4, 16, 16]"),
+        ("large", r"encoder_hidden_states: float64[2, 900, 20] (values from "),
     ],
 )
 def test_ranks_given_different_inputs_name_rank_and_argument(ranks: Pools, kind: str, argument: str) -> None:
@@ -194,6 +223,40 @@ def test_ranks_given_different_inputs_name_rank_and_argument(ranks: Pools, kind:
         assert argument in message
         assert "on rank 0" in message
         assert "on rank 1" in message
+
+
+@torch.no_grad()
+def run_another_prompt_on_one_rank() -> list[str]:
+    model = flux2()
+    vitrail.enable_parallelism(model, config=config())
+    messages = []
+    for seed in (1, 2 + dist.get_rank()):  # the second picture's prompt is not the same on all ranks
+        inputs = flux2_inputs(seed=seed)
+        for step in range(3):
+            inputs["timestep"] = torch.full((2,), 1.0 - step / 3, dtype=torch.float64)
+            inputs["hidden_states"] = inputs["hidden_states"].clone()
+            messages.append(said(model, **inputs))
+            if "DisagreementError" in messages[-1]:
+                return messages
+    return messages
+
+
+def test_a_later_picture_of_another_prompt_on_one_rank_is_told(ranks: Pools) -> None:
+    for messages in ranks(2)(run_another_prompt_on_one_rank):
+        assert messages[:3] == ["nothing was raised"] * 3
+        assert "encoder_hidden_states: float64[2, 5, 20] (values from" in messages[3]
+
+
+@torch.no_grad()
+def run_positional_and_by_name() -> str:
+    model, inputs = flux2(), flux2_inputs()
+    vitrail.enable_parallelism(model, config=config())
+    first = inputs.pop("hidden_states")
+    return said(model, first, **inputs) if dist.get_rank() else said(model, hidden_states=first, **inputs)
+
+
+def test_positional_and_named_arguments_are_the_same(ranks: Pools) -> None:
+    assert ranks(2)(run_positional_and_by_name) == ["nothing was raised"] * 2
 
 
 @torch.no_grad()

@@ -48,6 +48,8 @@ def test_the_catalog_is_for_diffusers_own_classes_alone() -> None:
     "changes, message",
     [
         ({"vitrail_plan": 7}, "has format 7; this vitrail reads format 1"),
+        ({"model": ""}, "does not name the model's class"),
+        ({"modules": {"q": {"parts": ["heads"]}}}, "module 'q' has no style"),
         ({"layers": {}}, r"unknown keys \['layers'\]"),
         ({"modules": {"q": {"style": "diagonal", "parts": ["heads"]}}}, "'q' has style 'diagonal'"),
         ({"modules": {"q": {"style": "colwise"}}}, "'q' is colwise, which takes the parts"),
@@ -66,7 +68,15 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
         Plan.from_json(json.dumps(document(**changes)))
 
 
+def test_keys_that_come_twice_are_refused() -> None:
+    text = '{"vitrail_plan": 1, "model": "Tiny", "modules": {"q": {"style": "gathered"}, "q": {"style": "gathered"}}}'
+    with pytest.raises(PlanError, match="has the key 'q' twice in one object"):
+        Plan.from_json(text)
+
+
 def test_what_is_no_plan_is_refused() -> None:
+    with pytest.raises(PlanError, match="is not JSON"):
+        Plan.from_json(None)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="is not JSON"):
         Plan.from_json("{")
     with pytest.raises(PlanError, match="'vitrail_plan' is missing"):

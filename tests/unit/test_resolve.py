@@ -127,6 +127,21 @@ def test_optional_rules_may_match_nothing() -> None:
     assert "head" in resolve(plan(rules=rules), Tiny(), 2).styles
 
 
+def test_a_plan_of_another_class_or_of_nothing_is_refused() -> None:
+    foreign = Plan("Other", dict(plan().axes), plan().rules)
+    with pytest.raises(PlanError, match=r"the plan for Other \(caller\) is not for Tiny"):
+        resolve(foreign, Tiny(), 2)
+    with pytest.raises(PlanError, match="shards nothing of Tiny"):
+        resolve(plan(rules=(Rule("extra", "gathered", optional=True),), attributes={}), Tiny(), 2)
+
+
+def test_a_forward_that_was_replaced_is_refused() -> None:
+    model = Tiny()
+    model.head.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(PlanError, match="shards 'head', whose forward was replaced: it would bypass the collective"):
+        resolve(plan(), model, 2)
+
+
 def test_a_linear_subclass_is_refused() -> None:
     class Squared(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,8 @@ PlanLike = Plan | Mapping[str, Any] | None
 
 log = logging.getLogger(__name__)
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def apply_tensor_parallel(
     model: M, config: Any, tp_plan: PlanLike = None, *, device: str | torch.device | None = None
@@ -42,13 +44,15 @@ def apply_tensor_parallel(
     `UnsupportedError` for a class without a plan or a model that is quantised, offloaded or adapted, `UsageError`
     without a process group, `DisagreementError` when the ranks' weights differ.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"expected a model, not {type(model).__name__}")
     whole, tensor = read_config(config)
     if _alone(tensor):
         return model
     _refuse(model)
     resolved = resolve(plan_for(model, tp_plan), model, degree_of(tensor))
     placement = place(tensor, device)
-    _compare_weights(model, placement)
+    _compare({**_described(model, resolved), **_weights(model)}, placement)
     for name, shard in resolved.shards.items():
         owner, _, attribute = name.rpartition(".")
         module = model.get_submodule(owner)
@@ -90,6 +94,7 @@ def from_pretrained(
     resolved = resolve(plan_for(model, plan), model, degree_of(tensor))
     checkpoint = request.checkpoint(model)
     placement = place(tensor, device)
+    _compare({**_described(model, resolved), "dtype": str(request.dtype)}, placement)
     load(model, checkpoint, resolved.shards, placement.axis.index, request.dtype_for(model), placement.device)
     _finish(model, resolved, placement, whole)
     model.eval()
@@ -107,6 +112,11 @@ def plan_for(model: nn.Module, given: PlanLike = None) -> Plan:
     if isinstance(given, Plan):
         return given
     if given is not None:
+        if not isinstance(given, Mapping):
+            raise UsageError(
+                f"a plan is a vitrail.Plan or a dict in diffusers' form, not {type(given).__name__}",
+                hint="vitrail.Plan.from_json(text) reads one",
+            )
         return from_diffusers(given, model)
     if (plan := lookup(type(model))) is not None:
         return plan
@@ -124,6 +134,11 @@ def _refuse(model: nn.Module) -> None:
         raise UnsupportedError(f"this {name} is sharded already; a model can be sharded once")
     if getattr(model, "_parallel_config", None) is not None:
         raise UnsupportedError(f"this {name} already has a parallel configuration of diffusers' own")
+    if any(getattr(module, "fused_projections", False) for module in model.modules()):
+        raise UnsupportedError(
+            f"this {name} has fused projections, which its plan does not know",
+            hint="shard it first and fuse afterwards, or unfuse it: model.unfuse_qkv_projections()",
+        )
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         raise UnsupportedError(f"this {name} is quantised, which cannot be sharded yet")
     if getattr(model, "hf_device_map", None) is not None or any(hasattr(m, "_hf_hook") for m in model.modules()):
@@ -139,21 +154,37 @@ def _refuse(model: nn.Module) -> None:
             )
 
 
-def _compare_weights(model: nn.Module, placement: Placement) -> None:
-    """Ranks that initialised their weights apart would give a plausible, wrong picture. Samples are compared."""
-    digests = {}
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 16)].cpu().contiguous()
-        content = f"{tuple(parameter.shape)} {parameter.dtype}".encode() + sample.view(torch.uint8).numpy().tobytes()
-        digests[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
+def _described(model: nn.Module, resolved: ResolvedPlan) -> dict[str, str]:
+    config = {key: value for key, value in getattr(model, "config", {}).items() if not key.startswith("_")}
+    plan = (resolved.styles, resolved.shards, resolved.attributes)
+    return {"the model's configuration": _digest(repr(config).encode()), "the plan": _digest(repr(plan).encode())}
+
+
+def _weights(model: nn.Module) -> dict[str, str]:
+    """A checksum of every parameter and buffer: the sum of its bits, exact in any order, and a sample in its order."""
+    sums = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        flat = tensor.detach().contiguous().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // 16)].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        integer = _INTEGERS.get(flat.element_size(), torch.uint8)
+        total = int(flat.view(integer).sum(dtype=torch.int64))
+        sums[name] = _digest(f"{tuple(tensor.shape)} {tensor.dtype} {total}".encode() + sample)
+    return sums
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _compare(mine: dict[str, str], placement: Placement) -> None:
+    """Ranks that initialised their weights apart, or planned otherwise, would give a plausible, wrong picture."""
     everyone: list[Any] = [None] * placement.axis.degree
-    dist.all_gather_object(everyone, digests, group=placement.host_group)
+    dist.all_gather_object(everyone, mine, group=placement.host_group)
     for rank, other in zip(placement.axis.ranks, everyone, strict=True):
         for name in {**everyone[0], **other}:
             if everyone[0].get(name) != other.get(name):
                 raise DisagreementError(
-                    f"the ranks hold different weights: {name} on rank {rank} is not that of rank "
+                    f"the ranks hold different models: {name} on rank {rank} is not that of rank "
                     f"{placement.axis.ranks[0]}",
                     hint="load them from one checkpoint, or seed torch equally on all ranks before initialising",
                 )

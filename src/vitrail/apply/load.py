@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -61,8 +62,8 @@ class Request:
         rest.pop("disable_mmap", None)  # nothing is mapped
         torch_dtype = rest.pop("torch_dtype", None)
         dtype = rest.pop("dtype", None) or torch_dtype
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise UsageError(f"dtype must be a torch.dtype, not {dtype!r}")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise UsageError(f"dtype must be a floating-point torch.dtype, not {dtype!r}")
         hub = {name: rest.pop(name) for name in _HUB if name in rest}
         return cls(model_class, str(path), rest.pop("subfolder", None), rest.pop("variant", None), dtype, hub, rest)
 
@@ -76,6 +77,9 @@ class Request:
         except OSError as error:
             reason = " ".join(str(error).split())
             raise CheckpointError(f"there is no model configuration at {where}: {reason}") from None
+        known = inspect.signature(self.cls.__init__).parameters
+        if strange := sorted(set(unused) - set(known)):
+            raise UsageError(f"from_pretrained got {strange[0]!r}, which {self.cls.__name__} does not know")
         default = torch.get_default_dtype()
         try:
             torch.set_default_dtype(

@@ -71,9 +71,7 @@ def place(config: TensorParallelConfig, device: str | torch.device | None) -> Pl
         group=group.group_name,
         device_type=mesh.device_type,
     )
-    host_group = group
-    if mesh.device_type != "cpu":
-        host_group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    host_group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     return Placement(axis, mesh, current_device(mesh.device_type), host_group)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 
 from cyclopts import App, CycloptsError
 
-from .. import __version__
+from .. import __version__, env
 from ..errors import VitrailError
 from .generate import generate
 from .show import fail
@@ -28,6 +30,8 @@ def main(arguments: list[str] | None = None) -> None:
     except CycloptsError as error:
         fail(str(error), hint="see vitrail --help", code=2)
     except VitrailError as error:
+        if os.environ.get(env.DEBUG.name):
+            traceback.print_exc()
         fail(error.message, hint=error.hint, code=error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

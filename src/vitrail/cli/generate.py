@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from .. import env
-from ..errors import UsageError
+from ..errors import UsageError, VitrailError
 from .show import fail, warn
 
 
@@ -72,6 +72,7 @@ def generate(
     json_
         Print a report as JSON: paths, seconds by phase, bytes and collectives per rank.
     """
+    from ..run.launcher import check_launcher
     from ..run.rank import guarded
     from ..run.request import Request
 
@@ -98,6 +99,7 @@ def generate(
     if env.RANK.read() is None:
         _print(request, _start(request))
         return
+    check_launcher()
     guarded(lambda: _join(request), quiet=False)
 
 
@@ -190,8 +192,16 @@ def _join(request: Any) -> None:
 
 def _print(request: Any, report: dict[str, Any]) -> None:
     if request.as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
+        text = json.dumps(report, indent=2, ensure_ascii=False)
     else:
-        for image in report["images"]:
-            print(image["path"])
-    sys.stdout.flush()
+        text = "\n".join(image["path"] for image in report["images"])
+    if sys.stdout is None:  # closed by whoever started this
+        return
+    try:
+        print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough; Python must not try again on its way out
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise VitrailError(f"standard output cannot be written: {error.strerror}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ def _say(kind: str, style: str, text: str) -> None:
 
 def fail(message: str, *, hint: str | None, code: int) -> NoReturn:
     """Show an error, and a hint where there is one, and end with ``code``. Of several ranks the first shows it."""
-    if env.RANK.read() in (None, 0):
+    if os.environ.get(env.RANK.name, "0") in ("", "0") or code == 2:
         _say("error", "bold red", message)
         if hint:
             _say("hint", "cyan", hint)

@@ -63,8 +63,8 @@ class Plan:
     def from_json(cls, text: str, *, source: str = "caller") -> Plan:
         """Read a plan. Raises `PlanError` that names the offending key, value or axis."""
         try:
-            document = json.loads(text)
-        except json.JSONDecodeError as error:
+            document = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, f"the plan ({source})"))
+        except (json.JSONDecodeError, TypeError) as error:
             raise PlanError(f"the plan ({source}) is not JSON: {error}") from None
         return cls.from_document(document, source=source)
 
@@ -76,6 +76,8 @@ class Plan:
         if document["vitrail_plan"] != FORMAT:
             raise PlanError(f"{where} has format {document['vitrail_plan']!r}; this vitrail reads format {FORMAT}")
         _known(document, {"vitrail_plan", "model", "axes", "modules", "attributes", "whole"}, where)
+        if not isinstance(document.get("model"), str) or not document["model"]:
+            raise PlanError(f"{where} does not name the model's class: the key 'model' is missing")
         axes = {}
         for name, entry in _mapping(document, "axes", where).items():
             _known(entry, {"size", "width", "what"}, f"{where}: axis {name!r}")
@@ -83,9 +85,11 @@ class Plan:
         rules = []
         for module, entry in _mapping(document, "modules", where).items():
             _known(entry, {"style", "parts", "optional", "why"}, f"{where}: module {module!r}")
+            if "style" not in entry:
+                raise PlanError(f"{where}: module {module!r} has no style")
             rules.append(Rule(module, **{**entry, "parts": tuple(entry.get("parts", ()))}))
         plan = cls(
-            model=str(document.get("model", "")),
+            model=document["model"],
             axes=axes,
             rules=tuple(rules),
             attributes=dict(_mapping(document, "attributes", where)),
@@ -137,6 +141,13 @@ class Plan:
                 raise PlanError(f"{where}: attribute {name!r} names axis {axis!r}, which the plan does not declare")
             if "." not in name:
                 raise PlanError(f"{where}: attribute {name!r} must be a module's name, a dot and the attribute")
+
+
+def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise PlanError(f"{where} has the key {twice[0]!r} twice in one object")
+    return dict(pairs)
 
 
 def _mapping(document: dict[str, Any], key: str, where: str) -> dict[str, Any]:

@@ -47,7 +47,12 @@ def resolve(plan: Plan, model: nn.Module, degree: int) -> ResolvedPlan:
     Raises `PlanError` when the plan names a module or attribute the model lacks, when a width in the plan is not the
     model's, or when the degree does not divide what it must: the message says which degrees would do.
     """
+    classes = {cls.__name__ for cls in type(model).__mro__}
+    if plan.model not in classes:
+        raise PlanError(f"{_where(plan)} is not for {type(model).__name__}")
     matches = list(_matches(plan, model))
+    if not matches:
+        raise PlanError(f"{_where(plan)} shards nothing of {type(model).__name__}")
     sizes = _sizes(plan, model, matches)
     _check_degree(plan, model, degree, matches, sizes)
     tied = _tied(model)
@@ -104,6 +109,12 @@ def _matches(plan: Plan, model: nn.Module) -> Iterator[tuple[str, nn.Linear, Rul
                 raise PlanError(
                     f"{_where(plan)} shards {name!r}, which is a {type(module).__name__}; it can only shard Linear",
                     hint="unload adapters and quantisation before sharding" if isinstance(module, nn.Linear) else None,
+                )
+            # Layerwise casting and diffusers' hooks put a function of their own there.
+            if "forward" in vars(module):
+                raise PlanError(
+                    f"{_where(plan)} shards {name!r}, whose forward was replaced: it would bypass the collective",
+                    hint="shard first, and add casting, hooks or caches afterwards",
                 )
             yield name, module, rule
 

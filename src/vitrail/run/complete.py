@@ -13,8 +13,11 @@ from contextlib import contextmanager
 
 from ..errors import CheckpointError
 
+log = logging.getLogger(__name__)
+
 _LIBRARIES = ("diffusers", "transformers")
 _SIGN = "newly initialized"
+_UNUSED = re.compile(r"were not used when initializing|\| UNEXPECTED \|")
 _DIFFUSERS = re.compile(r"weights of (\w+) .*newly initialized.*?\[(.*?)\]", re.DOTALL)
 _TRANSFORMERS = re.compile(r"^(\S+)\s*\|\s*MISSING", re.MULTILINE)
 _REPORT = re.compile(r"(\w+) LOAD REPORT")
@@ -52,6 +55,10 @@ def complete(where: object) -> Iterator[None]:
         if _SIGN in record.getMessage():
             raise CheckpointError(_told(record.getMessage(), where), hint="download or copy it again")
     for record in kept.records:
+        message = _COLOUR.sub("", record.getMessage())
+        if _UNUSED.search(message):
+            log.warning("%s", " ".join(message.split())[:300])
+            continue
         logger = logging.getLogger(record.name)
         if logger.isEnabledFor(record.levelno):
             logger.handle(record)

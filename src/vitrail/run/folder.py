@@ -78,11 +78,30 @@ def check_files(folder: Path, index: dict[str, Any]) -> None:
     """
     from ..apply.checkpoint import Checkpoint, read_header
 
-    for name in components(index):
+    for name, (library, kind) in components(index).items():
+        if library in ("diffusers", "transformers"):
+            _check_component(folder / name, kind)
         for file in sorted((folder / name).glob("*.safetensors")):
             read_header(file)
         for file in sorted((folder / name).glob("*.safetensors.index*.json")):
             Checkpoint.from_index(file)
+
+
+def _check_component(folder: Path, kind: str) -> None:
+    """The libraries fill in for missing files: a model of default size, a tokenizer without words."""
+    again = "download or copy it again"
+    if "Tokenizer" in kind:
+        if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
+            raise CheckpointError(f"{folder} ({kind}) has no vocabulary", hint=again)
+    elif not any(part in kind for part in ("Scheduler", "Processor", "Extractor")):
+        if not any(key in read_json(folder / "config.json") for key in ("_class_name", "model_type", "architectures")):
+            raise CheckpointError(f"{folder / 'config.json'} does not say what model it is of", hint=again)
+        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+            raise CheckpointError(f"{folder} ({kind}) has no weights", hint=again)
+
+
+_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json", "*.tiktoken", "*.spm")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.ckpt")
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,24 @@ class Defaults:
         if not (folder / "vitrail.json").is_file():
             return cls()
         document = read_json(folder / "vitrail.json")
-        return cls(name=document.get("name"), **document.get("defaults", {}))
+        defaults = document.get("defaults", {})
+        where = folder / "vitrail.json"
+        kinds: dict[str, type | tuple[type, ...]] = {
+            "height": int,
+            "width": int,
+            "steps": int,
+            "guidance": (int, float),
+        }
+        kinds["prompt"] = str
+        if not isinstance(defaults, dict):
+            raise CheckpointError(f"{where}: 'defaults' must be an object")
+        for name, value in defaults.items():
+            if name not in kinds:
+                raise CheckpointError(f"{where}: unknown default {name!r}; known: {', '.join(kinds)}")
+            positive = name not in ("height", "width", "steps") or (isinstance(value, int) and value > 0)
+            if isinstance(value, bool) or not isinstance(value, kinds[name]) or not positive:
+                raise CheckpointError(f"{where}: the default {name} cannot be {value!r}")
+        return cls(name=document.get("name"), **defaults)
 
 
 def size_multiple(index: dict[str, Any], folder: Path) -> int | None:

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
 
+from .. import env
 from ..apply.flight import FLIGHT
-from ..errors import UnsupportedError, UsageError, VitrailError
+from ..errors import CheckpointError, UnsupportedError, UsageError, VitrailError
 from . import png
 from .pipelines import load_pipeline, package_versions
+from .rank import out_of_memory
 from .request import Picture, Request
 
 Seconds = dict[str, float]
@@ -36,9 +39,7 @@ def generate(request: Request, folder: Path) -> dict[str, Any]:
     started = time.perf_counter()
     assert request.device is not None
     assert request.dtype is not None
-    pipeline: Any = load_pipeline(
-        folder, tp=request.tp or 1, device=request.device, dtype=getattr(torch, request.dtype)
-    )
+    pipeline = _load(request, folder)
     clock["load"] = time.perf_counter() - started
     arguments = _arguments(pipeline, request)
     pictures = request.pictures()
@@ -71,6 +72,23 @@ def generate(request: Request, folder: Path) -> dict[str, Any]:
         "seconds": {name: round(value, 3) for name, value in clock.items()},
         "ranks": _everyone(mine),
     }
+
+
+def _load(request: Request, folder: Path) -> Any:
+    assert request.device is not None
+    assert request.dtype is not None
+    try:
+        return load_pipeline(folder, tp=request.tp or 1, device=request.device, dtype=getattr(torch, request.dtype))
+    except (VitrailError, MemoryError):
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if out_of_memory(text):
+            raise
+        raise CheckpointError(
+            f"{folder} cannot be loaded: {type(error).__name__}: {text[:300]}",
+            hint=f"{env.DEBUG.name}=1 shows where",
+        ) from error
 
 
 def facts(request: Request, picture: Picture, image: Any) -> dict[str, Any]:
@@ -110,15 +128,28 @@ def _arguments(pipeline: Any, request: Request) -> dict[str, Any]:
 def _run(pipeline: Any, picture: Picture, arguments: dict[str, Any]) -> Any:
     # The generator is the CPU's whatever the device, so that latents are the same on every rank, degree and machine.
     generator = torch.Generator("cpu").manual_seed(picture.seed)
+    if (
+        checked := hasattr(pipeline, "image_processor")
+        and "output_type" in inspect.signature(pipeline.__call__).parameters
+    ):
+        arguments = {**arguments, "output_type": "np"}
     try:
         result = pipeline(prompt=picture.prompt, generator=generator, **arguments)
     except VitrailError:
         raise
     except (ValueError, TypeError) as error:
         raise UsageError(f"{type(pipeline).__name__} refused: {' '.join(str(error).split())}") from error
-    if not getattr(result, "images", None):
+    images = getattr(result, "images", None)
+    if images is None or len(images) == 0:
         raise UnsupportedError(f"{type(pipeline).__name__} gave no images")
-    return result.images[0]
+    if not checked:
+        return images[0]
+    if not np.isfinite(images).all():
+        raise VitrailError(
+            f"{picture.prompt!r} came out as values that are not numbers (NaN or infinity), so there is no picture",
+            hint="float16 is too narrow for some models: --dtype bfloat16 or float32",
+        )
+    return pipeline.image_processor.numpy_to_pil(images)[0]
 
 
 @contextmanager

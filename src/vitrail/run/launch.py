@@ -90,7 +90,8 @@ def told(failures: Mapping[int, Any]) -> VitrailError:
         error.exit_code = failure.exit_code
         return error
     if killed:
-        rank, number = killed[0]
+        # The launcher ends the other ranks with SIGTERM, which is then no news.
+        rank, number = min(killed, key=lambda one: one[1] == signal.SIGTERM)
         name = signal.Signals(number).name
         hint = "the kernel ends a process so when memory runs out; see dmesg" if number == signal.SIGKILL else None
         return RankError(f"rank {rank} was ended by signal {number} ({name})", hint=hint)

@@ -20,7 +20,9 @@ from ..errors import CheckpointError, UnsupportedError, UsageError
 from ..layout import BACKENDS
 from . import ranks
 from .complete import complete
+from .devices import available
 from .folder import check_files, denoisers, read_index
+from .launcher import check_launcher, in_run
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +47,17 @@ def load_pipeline(
     """
     from ..bundled import model_folder
 
+    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
+        raise UsageError(f"tp is {tp!r}; it must be an integer from 1")
+    dtype = arguments.pop("torch_dtype", None) or dtype
     if device is None:
         device = device_of_group() if dist.is_initialized() else "cpu"
-    device_type = torch.device(device).type
+    try:
+        device_type = torch.device(device).type
+    except RuntimeError:
+        raise UsageError(f"device {device!r} is unknown to PyTorch", hint=f"known: {', '.join(BACKENDS)}") from None
+    if not available(device_type):
+        raise UnsupportedError(f"this machine has no {device_type} device that PyTorch {torch.__version__} can use")
     folder = local_folder(str(path) if path is not None else str(model_folder()), arguments)
     index = read_index(folder)
     components: dict[str, Any] = {}
@@ -99,11 +109,12 @@ def _mesh(device_type: str, tp: int) -> Any:
     if device_type not in BACKENDS:
         raise UnsupportedError(f"there are no collectives for device {device_type!r}; known: {', '.join(BACKENDS)}")
     if not dist.is_initialized():
-        if not ranks.in_run():
+        if not in_run():
             raise UsageError(
                 f"tp={tp} needs {tp} ranks, and this process was started alone",
                 hint=f"start it with torchrun --nproc-per-node {tp}, or use the command: vitrail generate --tp {tp}",
             )
+        check_launcher()
         ranks.bind(device_type)
         dist.init_process_group(BACKENDS[device_type])
     return ranks.mesh(device_type, tp)

@@ -37,6 +37,11 @@ _SECONDARY = (
 _MEMORY = ("can't allocate memory", "out of memory", "(oom)", "cannot allocate memory", "std::bad_alloc")
 
 
+def out_of_memory(text: str) -> bool:
+    """Whether an error's text is an allocator's, of any device."""
+    return any(sign in text.lower() for sign in _MEMORY)
+
+
 @dataclass(frozen=True)
 class Failure:
     """What ended a rank. ``secondary`` when it only lost touch with another; ``trace`` for what is not the user's."""
@@ -53,8 +58,9 @@ class Failure:
         text = " ".join(str(error).split())
         lowered = text.lower()
         if isinstance(error, VitrailError):
-            return cls(rank, error.message, error.hint, error.exit_code, False, None)
-        if isinstance(error, MemoryError) or any(sign in lowered for sign in _MEMORY):
+            trace = "".join(traceback.format_exception(error)) if env.DEBUG.read() else None
+            return cls(rank, error.message, error.hint, error.exit_code, False, trace)
+        if isinstance(error, MemoryError) or out_of_memory(text):
             said = text.split(" Exception raised from")[0][:200] or "MemoryError"
             hint = "a larger --tp, a smaller size, or --dtype bfloat16 needs less"
             return cls(rank, f"out of memory: {said}", hint, 1, False, None)

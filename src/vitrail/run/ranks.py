@@ -16,11 +16,6 @@ from ..errors import UsageError
 from ..layout import AXIS, BACKENDS
 
 
-def in_run() -> bool:
-    """Whether a launcher started this process as a rank."""
-    return env.RANK.read() is not None
-
-
 def threads_for(ranks: int) -> int:
     """CPU threads for one of ``ranks`` on this machine."""
     return max(1, len(os.sched_getaffinity(0)) // ranks) if hasattr(os, "sched_getaffinity") else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import tempfile
@@ -13,6 +14,9 @@ from typing import Any
 
 from ..errors import UsageError
 
+MOST_STEPS = 1_000_000
+MOST_PIXELS = 65_536
+LONGEST_NAME = 200  # bytes of a file's name; file systems allow 255, and a temporary one is longer
 DTYPES = ("float32", "bfloat16", "float16")
 _SLUG = re.compile(r"[^a-z0-9]+")
 
@@ -43,13 +47,27 @@ class Request:
             raise UsageError(f"--dtype {self.dtype}: unknown", hint=f"known: {', '.join(DTYPES)}")
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"--steps {self.steps}: at least 1 step is needed")
+        if self.steps is not None and self.steps > MOST_STEPS:
+            raise UsageError(f"--steps {self.steps}: at most {MOST_STEPS}")
+        if self.guidance is not None and not math.isfinite(self.guidance):
+            raise UsageError(f"--guidance {self.guidance}: not a number to guide by")
+        for what, size in (("height", self.height), ("width", self.width)):
+            if size is not None and size > MOST_PIXELS:
+                raise UsageError(f"--{what} {size}: at most {MOST_PIXELS}")
         if self.count < 1:
             raise UsageError(f"-n {self.count}: at least 1 image is needed")
         if not 0 <= self.seed < 2**63 - self.count:
             raise UsageError(f"--seed {self.seed}: a seed is an integer from 0 below 2^63")
         if any(not prompt.strip() for prompt in self.prompts):
             raise UsageError("a prompt is empty")
-        if not self.output.endswith((".png", "/")) and not Path(self.output).is_dir():
+        if len(os.fsencode(Path(self.output).name)) > LONGEST_NAME:
+            raise UsageError(f"--output: the name is longer than {LONGEST_NAME} bytes")
+        for prompt in self.prompts:
+            try:
+                prompt.encode()
+            except UnicodeEncodeError:
+                raise UsageError("a prompt is not UTF-8 text") from None
+        if not self.output.lower().endswith((".png", "/")) and not (self.output and Path(self.output).is_dir()):
             raise UsageError(
                 f"--output {self.output}: pictures are PNG files", hint="give a name ending in .png, or a folder"
             )
@@ -59,7 +77,7 @@ class Request:
         """Every picture of the run, in order, with the path it will have."""
         jobs = [(prompt, self.seed + index) for prompt in self.prompts for index in range(self.count)]
         target = Path(self.output)
-        if self.output.endswith("/") or target.is_dir():
+        if self.output.endswith("/") or (self.output and target.is_dir()):
             names = [f"{_SLUG.sub('-', prompt.lower()).strip('-')[:60] or 'picture'}-{seed}" for prompt, seed in jobs]
             unique = [name if names.count(name) == 1 else f"{name}-{place}" for place, name in enumerate(names, 1)]
             return [
