@@ -59,6 +59,7 @@ def launch(request: Request, folder: Path) -> dict[str, Any]:
         try:
             elastic_launch(config, sys.executable)("-m", "vitrail.run.rank", str(request_file), str(folder))
         except ChildFailedError as error:
+            print(file=sys.stderr)  # rank 0's progress bar may stand there unfinished
             raise told(error.failures) from None
         except SignalException as error:
             raise Interrupted(int(error.sigval)) from None
