@@ -61,7 +61,7 @@ def sizes(quick: bool) -> list[Size]:
     bundled = dict(
         Flux2Transformer2DModel.load_config(str(vitrail.model_folder() / "transformer"), local_files_only=True)
     )
-    large = Size("large, shortened", LARGE, 128, 16, 0, 1) if quick else Size("large", LARGE, 1024, 128, 0, 1)
+    large = Size("large, shortened", LARGE, 128, 16, 0, 1) if quick else Size("large", LARGE, 1024, 128, 1, 2)
     return [large, Size("tiny", bundled, 16, 48, 3, 10 if quick else 30)]
 
 
