@@ -9,9 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
 from PIL import Image
 
 from vitrail.apply import mesh
+from vitrail.apply.load import Request as LoadRequest
 from vitrail.errors import CheckpointError, UnsupportedError, UsageError, VitrailError
 from vitrail.run import devices, png
 from vitrail.run.folder import Defaults, read_index, size_multiple
@@ -163,3 +167,22 @@ def test_pictures_that_vitrail_did_not_make(tmp_path: Path) -> None:
     (tmp_path / "y.png").write_text("no picture")
     with pytest.raises(UsageError, match="is not a picture"):
         png.read_facts(tmp_path / "y.png")
+
+
+class MadeWithEmpty(ModelMixin, ConfigMixin):
+    config_name = "config.json"
+
+    @register_to_config
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+        self.register_buffer("table", torch.empty(width).fill_(2.0), persistent=False)
+        self.plain = torch.empty(width).fill_(3.0)
+
+
+@pytest.mark.parametrize("attribute, value", [("table", 2.0), ("plain", 3.0)])
+def test_what_init_computes_is_real_however_it_was_made(tmp_path: Path, attribute: str, value: float) -> None:
+    MadeWithEmpty().save_config(tmp_path)
+    model: Any = LoadRequest.of(MadeWithEmpty, str(tmp_path), {}).skeleton()
+    assert model.linear.weight.is_meta
+    assert getattr(model, attribute).tolist() == [value] * 3

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from .. import env
 from ..errors import DisagreementError
 from .flight import FLIGHT
+from .mesh import side_group
 
 EXACT_BYTES = 256  # tensors up to this size are hashed whole
 SAMPLE_VALUES = 64  # of all larger tensors together
@@ -32,18 +33,19 @@ Leaf = tuple[str, Any, torch.Tensor | None]
 
 
 class Agreement:
-    """Compares the inputs of one model over ``ranks``, through ``group``: a process group for tensors on the CPU."""
+    """Compares the inputs of one model over ``ranks``."""
 
-    def __init__(self, group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
-        self.group = group if env.CHECK_INPUTS.read() else None
+    def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
+        self.group: dist.ProcessGroup | None = None  # made at the first step: it takes threads, which loading can miss
+        self._wanted = env.CHECK_INPUTS.read()
         self._structure: tuple[Any, ...] = ()
         self._parameters: tuple[type, tuple[str, ...]] | None = None
         self._seen: dict[str, tuple[weakref.ref[torch.Tensor] | None, bool]] = {}
 
     def check(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise `DisagreementError` on every rank unless all ranks were given equal arguments."""
-        if self.group is None:
+        if not self._wanted:
             return
         leaves = self._leaves(model, args, kwargs)
         structure = tuple((name, what) for name, what, _ in leaves)
@@ -65,6 +67,8 @@ class Agreement:
             mine[1 + index * count : 1 + index * count + len(sample)] = sample
         every = torch.empty(len(self.ranks), len(mine), dtype=torch.float64)
         FLIGHT.wait_in("comparison of inputs", model)
+        if self.group is None:
+            self.group = side_group(self.ranks)
         dist.all_gather_single(every.view(-1), mine, group=self.group)
         FLIGHT.land()
         digests, samples = every[:, 0].contiguous().view(torch.int64), every[:, 1:]

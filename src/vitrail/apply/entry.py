@@ -203,5 +203,5 @@ def _finish(model: nn.Module, resolved: ResolvedPlan, placement: Placement, conf
     for (owner, attribute), values in resolved.attributes.items():
         setattr(model.get_submodule(owner), attribute, values[placement.axis.index])
     model.requires_grad_(False)
-    mark(model, Sharding(resolved, placement.axis, Agreement(placement.host_group, placement.axis.ranks)))
+    mark(model, Sharding(resolved, placement.axis, Agreement(placement.axis.ranks)))
     watch(placement.axis)

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from ..errors import CheckpointError, UnsupportedError
 from .checkpoint import Checkpoint
 
@@ -53,6 +50,9 @@ def find(path: str, subfolder: str | None, variant: str | None, hub: Mapping[str
 
 
 def _download(repository: str, subfolder: str | None, hub: Mapping[str, Any], name: str) -> Path | None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     arguments = {key: value for key, value in hub.items() if key != "proxies" and value is not None}
     try:
         return Path(hf_hub_download(repository, name, subfolder=subfolder or None, **arguments))

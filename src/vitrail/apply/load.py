@@ -6,13 +6,14 @@ import inspect
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from ..errors import CheckpointError, UnsupportedError, UsageError
 from ..layout import Shard
@@ -85,8 +86,11 @@ class Request:
             torch.set_default_dtype(
                 self.dtype if self.dtype in (torch.float16, torch.bfloat16, torch.float64) else default
             )
-            with _parameters_on_meta():
+            with _parameters_on_meta(_EmptyOnMeta()):
                 model = self.cls.from_config(config, **unused)
+            if any(tensor.is_meta for tensor in _own_tensors(model)):  # made with torch.empty, and filled after that
+                with _parameters_on_meta(nullcontext()):
+                    model = self.cls.from_config(config, **unused)
         finally:
             torch.set_default_dtype(default)
         assert isinstance(model, nn.Module)
@@ -160,8 +164,26 @@ def load(
         setattr(model.get_submodule(owner), attribute, buffer.to(device))
 
 
+def _own_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Buffers, and tensors that modules keep as plain attributes."""
+    yield from model.buffers()
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """``torch.empty``, which modules make their parameters with, allocates nothing; every other factory is real."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.empty and (kwargs or {}).get("device") is None:
+            return func(*args, **{**(kwargs or {}), "device": "meta"})
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def _parameters_on_meta(factories: AbstractContextManager[Any]) -> Iterator[None]:
     """Parameters registered inside are on meta, and get no values."""
 
     def to_meta(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -171,6 +193,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
     handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
-        yield
+        with factories:
+            yield
     finally:
         handle.remove()

@@ -31,6 +31,7 @@ from .flight import FLIGHT
 log = logging.getLogger("vitrail.watchdog")
 
 TICK_SECONDS = 1.0
+STACK_BYTES = 512 * 1024
 ANSWER_SECONDS = 4 * TICK_SECONDS
 
 
@@ -48,7 +49,9 @@ def watch(axis: MeshAxis) -> None:
     thread = threading.Thread(
         target=_run, args=(axis, store, env.WATCHDOG_SECONDS.read()), name="vitrail-watchdog", daemon=True
     )
+    before = threading.stack_size(STACK_BYTES)
     thread.start()
+    threading.stack_size(before)
     # Not in the middle of a call on the store while the interpreter takes it down.
     atexit.register(_end, thread)
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..apply.flight import FLIGHT
 from ..errors import CheckpointError, UnsupportedError, UsageError, VitrailError
 from . import png
 from .pipelines import load_pipeline, package_versions
-from .rank import out_of_memory
+from .rank import lost_touch, out_of_memory
 from .request import Picture, Request
 
 Seconds = dict[str, float]
@@ -41,7 +42,7 @@ def generate(request: Request, folder: Path) -> dict[str, Any]:
     assert request.dtype is not None
     pipeline = _load(request, folder)
     clock["load"] = time.perf_counter() - started
-    arguments = _arguments(pipeline, request)
+    arguments, request = _arguments(pipeline, request)
     pictures = request.pictures()
     collectives, payload = FLIGHT.collectives, FLIGHT.bytes
     for place, picture in enumerate(pictures, 1):
@@ -83,7 +84,7 @@ def _load(request: Request, folder: Path) -> Any:
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        if out_of_memory(text):
+        if out_of_memory(text) or lost_touch(text):
             raise
         raise CheckpointError(
             f"{folder} cannot be loaded: {type(error).__name__}: {text[:300]}",
@@ -108,8 +109,11 @@ def facts(request: Request, picture: Picture, image: Any) -> dict[str, Any]:
     }
 
 
-def _arguments(pipeline: Any, request: Request) -> dict[str, Any]:
-    """The pipeline's own names for what was asked. Raises `UsageError` for what it does not take."""
+def _arguments(pipeline: Any, request: Request) -> tuple[dict[str, Any], Request]:
+    """The pipeline's own names for what was asked, and the request with its defaults filled in.
+
+    Raises `UsageError` for what it does not take.
+    """
     accepted = inspect.signature(pipeline.__call__).parameters
     if "num_frames" in accepted:
         raise UnsupportedError(f"{type(pipeline).__name__} makes videos, which generate cannot write yet")
@@ -122,7 +126,14 @@ def _arguments(pipeline: Any, request: Request) -> dict[str, Any]:
     for name, (option, value) in wanted.items():
         if value is not None and name not in accepted:
             raise UsageError(f"{option}: {type(pipeline).__name__} does not take it")
-    return {name: value for name, (_, value) in wanted.items() if value is not None}
+
+    def default(name: str) -> Any:
+        return accepted[name].default if name in accepted else None
+
+    steps = request.steps if request.steps is not None else default("num_inference_steps")
+    guidance = request.guidance if request.guidance is not None else default("guidance_scale")
+    arguments = {name: value for name, (_, value) in wanted.items() if value is not None}
+    return arguments, replace(request, steps=steps, guidance=guidance)
 
 
 def _run(pipeline: Any, picture: Picture, arguments: dict[str, Any]) -> Any:

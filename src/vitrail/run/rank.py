@@ -37,6 +37,11 @@ _SECONDARY = (
 _MEMORY = ("can't allocate memory", "out of memory", "(oom)", "cannot allocate memory", "std::bad_alloc")
 
 
+def lost_touch(text: str) -> bool:
+    """Whether an error's text is a collective's whose other ranks are gone."""
+    return any(sign in text.lower() for sign in _SECONDARY)
+
+
 def out_of_memory(text: str) -> bool:
     """Whether an error's text is an allocator's, of any device."""
     return any(sign in text.lower() for sign in _MEMORY)
@@ -56,7 +61,6 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Failure:
         text = " ".join(str(error).split())
-        lowered = text.lower()
         if isinstance(error, VitrailError):
             trace = "".join(traceback.format_exception(error)) if env.DEBUG.read() else None
             return cls(rank, error.message, error.hint, error.exit_code, False, trace)
@@ -64,7 +68,7 @@ class Failure:
             said = text.split(" Exception raised from")[0][:200] or "MemoryError"
             hint = "a larger --tp, a smaller size, or --dtype bfloat16 needs less"
             return cls(rank, f"out of memory: {said}", hint, 1, False, None)
-        secondary = isinstance(error, RuntimeError) and any(sign in lowered for sign in _SECONDARY)
+        secondary = isinstance(error, RuntimeError) and lost_touch(text)
         trace = "".join(traceback.format_exception(error))
         return cls(rank, f"{type(error).__name__}: {text[:300]}", None, 1, secondary, trace)
 
