@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -25,8 +24,6 @@ from .watchdog import watch
 
 M = TypeVar("M", bound=nn.Module)
 PlanLike = Plan | Mapping[str, Any] | None
-
-log = logging.getLogger(__name__)
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

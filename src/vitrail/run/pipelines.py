@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from .complete import complete
 from .devices import available
 from .folder import check_files, denoisers, read_index
 from .launcher import check_launcher, in_run
-
-log = logging.getLogger(__name__)
 
 
 def load_pipeline(
