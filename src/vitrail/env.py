@@ -76,6 +76,9 @@ CHECK_INPUTS = Variable(
     _switch,
     "Whether a sharded model compares its inputs over the ranks at every step.",
 )
+CACHE = Variable(
+    "VITRAIL_CACHE", "", str, "The folder that keeps derived sharding plans. The default is ~/.cache/vitrail."
+)
 DEBUG = Variable("VITRAIL_DEBUG", False, _switch, "Whether errors come with the traceback of where they arose.")
 ERROR_FILE = Variable(
     "TORCHELASTIC_ERROR_FILE", "", str, "Where a rank leaves its error; set by torch's elastic launcher."
@@ -91,6 +94,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     WATCHDOG_SECONDS,
     TIMEOUT_SECONDS,
     CHECK_INPUTS,
+    CACHE,
     DEBUG,
     RANK,
     WORLD_SIZE,

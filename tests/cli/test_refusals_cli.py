@@ -124,10 +124,10 @@ def unet(folder: Path) -> None:
     [
         (
             nothing,
-            ["--tp", "3"],
+            ["--tp", "9"],
             3,
-            "over 3 ranks: heads (attention heads) has 8 units, which 3 does not divide",
-            "degrees that would do: 1, 2, 4, 8",
+            "over 9 ranks: heads (attention heads) has 8 units, fewer than 9",
+            "degrees that would do: 1 to 8",
         ),
         (nothing, ["--tp", "0"], 2, "--tp 0: the degree must be at least 1", None),
         (nothing, ["--tp", "two"], 2, 'Invalid value for --tp: unable to convert "two" into int', "see vitrail --help"),

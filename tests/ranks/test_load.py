@@ -21,6 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 import vitrail
 from vitrail.apply.checkpoint import Checkpoint
 from vitrail.errors import VitrailError
+from vitrail.plan import resolve
+from vitrail.plan.catalog import lookup
 
 LIMIT = 1e-9
 
@@ -103,10 +105,7 @@ def run_indexed(folder: str) -> tuple[float, int]:
 def test_an_indexed_checkpoint_reads_each_ranks_bytes_alone(ranks: Pools, indexed: Path, size: int) -> None:
     results = ranks(size)(run_indexed, str(indexed))
     model = sd3()
-    from vitrail.plan import resolve
-    from vitrail.plan.catalog import lookup
-
-    plan = lookup(SD3Transformer2DModel)
+    plan = lookup(model)
     assert plan is not None
     resolved = resolve(plan, model, size)
     for rank, (deviation, requested) in enumerate(results):
@@ -120,9 +119,7 @@ def run_variant_and_keep(folder: str) -> tuple[list[str], list[str]]:
         _keep_in_fp32_modules = ("norm_q",)
         config_name = "config.json"
 
-    from vitrail.plan.catalog import load
-
-    plan = load("Flux2Transformer2DModel")
+    plan = lookup(flux2())
     model = vitrail.from_pretrained(
         Kept,
         folder,

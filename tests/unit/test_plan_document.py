@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from support.models import FLUX2
 
 from vitrail.errors import PlanError
 from vitrail.plan import Plan
-from vitrail.plan.catalog import load, lookup, names
+from vitrail.plan.catalog import entries, lookup, names
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -24,14 +25,12 @@ def document(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", names())
 def test_catalogued_plans_survive_a_round_trip(name: str) -> None:
-    plan = load(name)
-    assert plan is not None
-    assert plan.model == name
-    assert Plan.from_json(plan.to_json(), source="catalog") == plan
-
-
-def test_the_catalog_has_the_first_two() -> None:
-    assert {"Flux2Transformer2DModel", "SD3Transformer2DModel"} <= set(names())
+    assert entries(name)
+    for entry in entries(name):
+        assert entry.plan.model == name
+        assert entry.plan.verified["error"] <= 1e-9
+        assert {2, 3, 4} <= set(entry.plan.verified["degrees"])
+        assert Plan.from_json(entry.plan.to_json(), source="catalog") == entry.plan
 
 
 def test_the_catalog_is_for_diffusers_own_classes_alone() -> None:
@@ -40,8 +39,8 @@ def test_the_catalog_is_for_diffusers_own_classes_alone() -> None:
     class Mine(Flux2Transformer2DModel):
         pass
 
-    assert lookup(Flux2Transformer2DModel) is not None
-    assert lookup(Mine) is None
+    assert lookup(Flux2Transformer2DModel(**FLUX2)) is not None
+    assert lookup(Mine(**FLUX2)) is None
 
 
 @pytest.mark.parametrize(

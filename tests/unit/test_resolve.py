@@ -77,10 +77,10 @@ def test_a_rank_holds_what_the_shards_say() -> None:
 
 
 def test_degrees_that_would_do() -> None:
-    assert valid_degrees(plan(), Tiny()) == [1, 2]  # gcd of 4 heads and 6 columns
-    with pytest.raises(PlanError, match=r"over 4 ranks: ff \(axis\) has 6 units") as caught:
-        resolve(plan(), Tiny(), 4)
-    assert caught.value.hint == "degrees that would do: 1, 2"
+    assert valid_degrees(plan(), Tiny()) == [1, 2, 3, 4]  # as many as there are heads
+    with pytest.raises(PlanError, match=r"over 5 ranks: heads \(attention heads\) has 4 units, fewer than 5") as caught:
+        resolve(plan(), Tiny(), 5)
+    assert caught.value.hint == "degrees that would do: 1 to 4"
     with pytest.raises(PlanError, match="a degree of 0 is not possible"):
         resolve(plan(), Tiny(), 0)
 
@@ -93,10 +93,13 @@ def test_degrees_that_would_do() -> None:
             "names module 'blocks.*.k', which Tiny does not have",
         ),
         ({"rules": (Rule("blocks.0", "colwise", ("heads",)),)}, "shards 'blocks.0', which is a Block"),
-        ({"axes": {"heads": Axis(4, 3), "ff": Axis()}}, "'blocks.0.q' is 8 wide, but its parts .* come to 12"),
+        ({"axes": {"heads": Axis(4, 3), "ff": Axis()}}, "'blocks.0.q.weight' is 8, but 'heads.3' comes to 12"),
         ({"axes": {"heads": Axis("num_heads", 2), "ff": Axis()}}, "'heads' is sized by 'num_heads'.*gives as None"),
         ({"attributes": {"blocks.*.tails": "heads"}}, "names attribute 'blocks.*.tails', which Tiny does not have"),
-        ({"attributes": {"blocks.*.heads": "ff"}}, "blocks.0.heads is 4, but axis 'ff' has 6 units"),
+        (
+            {"attributes": {"blocks.*.heads": "ff"}},
+            "blocks.0.heads is 4, but 'ff' comes to 6 .ff = 6 from 'blocks.0.up.weight'",
+        ),
         ({"rules": (Rule("head", "gathered"), Rule("*", "gathered"))}, "two rules match module 'head'|is a ModuleList"),
         (
             {
@@ -117,9 +120,16 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> No
         resolve(plan(**changes), Tiny(), 2)
 
 
-def test_blocks_of_different_width_under_one_axis_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"'blocks.1.up' is 16 wide, but its parts .* come to 12"):
-        resolve(plan(), Tiny((12, 16)), 2)
+def test_blocks_may_differ_in_width_under_one_axis() -> None:
+    shards = resolve(plan(), Tiny((12, 16)), 2).shards
+    assert shards["blocks.0.up.weight"].ranges == (((0, 3), (6, 9)), ((3, 6), (9, 12)))
+    assert shards["blocks.1.up.weight"].ranges == (((0, 4), (8, 12)), ((4, 8), (12, 16)))
+
+
+def test_units_that_the_degree_does_not_divide_are_shared_out_raggedly() -> None:
+    resolved = resolve(plan(), Tiny(), 3)
+    assert [resolved.shards["blocks.0.q.weight"].local_shape(rank) for rank in range(3)] == [(4, 6), (2, 6), (2, 6)]
+    assert resolved.attributes[("blocks.0", "heads")] == (2, 1, 1)
 
 
 def test_optional_rules_may_match_nothing() -> None:
@@ -197,12 +207,17 @@ def test_diffusers_own_plans_give_diffusers_own_shards(cls: Any, config: dict[st
             assert mine[name].ranges == share(parts), name
 
 
-def test_the_catalogs_flux2_agrees_with_diffusers_where_both_shard() -> None:
-    model = meta(Flux2Transformer2DModel, **FLUX2)
-    catalogued = lookup(Flux2Transformer2DModel)
+@pytest.mark.parametrize("degree", [2, 4, 8])
+@pytest.mark.parametrize(
+    "cls, config",
+    [(Flux2Transformer2DModel, FLUX2), (FluxTransformer2DModel, FLUX), (QwenImageTransformer2DModel, QWEN)],
+)
+def test_the_catalog_agrees_with_diffusers_where_both_shard(cls: Any, config: dict[str, Any], degree: int) -> None:
+    model = meta(cls, **config)
+    catalogued = lookup(model)
     assert catalogued is not None
-    mine = resolve(catalogued, model, 4).shards
-    theirs = resolve(from_diffusers(Flux2Transformer2DModel._tp_plan, model), model, 4).shards
+    mine = resolve(catalogued, model, degree).shards
+    theirs = resolve(from_diffusers(cls._tp_plan, model), model, degree).shards
     assert {name: mine[name] for name in theirs} == dict(theirs)
     assert set(mine) - set(theirs), "the modulations are sharded too"
 
@@ -212,20 +227,19 @@ def test_published_sizes_resolve_without_weights() -> None:
         num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680, guidance_embeds=False
     )
     model = meta(Flux2Transformer2DModel, **klein)
-    catalogued = lookup(Flux2Transformer2DModel)
+    catalogued = lookup(model)
     assert catalogued is not None
     total = sum(p.numel() for p in model.parameters())
     assert resolve(catalogued, model, 8).parameter_numel(model, 0) / (total / 8) < 1.01
 
 
 def test_sd3_rescales_the_heads_that_its_processor_divides_by() -> None:
-    catalogued = lookup(SD3Transformer2DModel)
+    model = meta(SD3Transformer2DModel, **SD3)
+    catalogued = lookup(model)
     assert catalogued is not None
-    attributes = resolve(catalogued, meta(SD3Transformer2DModel, **SD3), 4).attributes
+    attributes = resolve(catalogued, model, 4).attributes
     assert attributes[("transformer_blocks.0.attn", "heads")] == (2,) * 4
     assert attributes[("transformer_blocks.1.attn2", "heads")] == (2,) * 4
-    plain = meta(SD3Transformer2DModel, **{**SD3, "dual_attention_layers": ()})
-    assert ("transformer_blocks.0.attn2", "heads") not in resolve(catalogued, plain, 2).attributes
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -12,18 +11,16 @@ from diffusers import TensorParallelConfig
 from torch import nn
 
 from ..errors import DisagreementError, UnsupportedError, UsageError
-from ..layout import take
-from ..plan import Plan, ResolvedPlan, from_diffusers, resolve
-from ..plan.catalog import lookup, names
+from ..plan import ResolvedPlan, resolve
 from .agree import Agreement
+from .install import install, slice_tensors
 from .load import Request, load
 from .mesh import Placement, degree_of, place, read_config
-from .modules import become
+from .planning import PlanLike, plan_for
 from .sharded import Sharding, is_sharded, mark
 from .watchdog import watch
 
 M = TypeVar("M", bound=nn.Module)
-PlanLike = Plan | Mapping[str, Any] | None
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -50,11 +47,7 @@ def apply_tensor_parallel(
     resolved = resolve(plan_for(model, tp_plan), model, degree_of(tensor))
     placement = place(tensor, device)
     _compare({**_described(model, resolved), **_weights(model)}, placement)
-    for name, shard in resolved.shards.items():
-        owner, _, attribute = name.rpartition(".")
-        module = model.get_submodule(owner)
-        local = take(getattr(module, attribute).detach(), shard, placement.axis.index)
-        setattr(module, attribute, nn.Parameter(local, requires_grad=False))
+    slice_tensors(model, resolved.shards, placement.axis.index)
     _finish(model, resolved, placement, whole)
     return model
 
@@ -102,27 +95,6 @@ def from_pretrained(
 def _alone(config: TensorParallelConfig) -> bool:
     """A degree of 1 without a mesh asks for nothing, as in diffusers."""
     return config.mesh is None and config.tp_degree == 1
-
-
-def plan_for(model: nn.Module, given: PlanLike = None) -> Plan:
-    """The caller's plan, else the catalog's, else the class's own in diffusers' form."""
-    if isinstance(given, Plan):
-        return given
-    if given is not None:
-        if not isinstance(given, Mapping):
-            raise UsageError(
-                f"a plan is a vitrail.Plan or a dict in diffusers' form, not {type(given).__name__}",
-                hint="vitrail.Plan.from_json(text) reads one",
-            )
-        return from_diffusers(given, model)
-    if (plan := lookup(type(model))) is not None:
-        return plan
-    if flat := getattr(model, "_tp_plan", None):
-        return from_diffusers(flat, model)
-    raise UnsupportedError(
-        f"there is no sharding plan for {type(model).__name__}",
-        hint=f"pass one (plan=...), or run it unsharded (--tp 1). Classes with a plan: {', '.join(names())}",
-    )
 
 
 def _refuse(model: nn.Module) -> None:
@@ -193,12 +165,7 @@ def _finish(model: nn.Module, resolved: ResolvedPlan, placement: Placement, conf
         model._parallel_config = config
     if placement.axis.degree == 1:  # the slice is the whole: nothing to reduce, nothing to guard
         return
-    for name, style in resolved.styles.items():
-        module = model.get_submodule(name)
-        assert isinstance(module, nn.Linear)
-        become(module, style, placement.axis.degree, placement.axis.group)
-    for (owner, attribute), values in resolved.attributes.items():
-        setattr(model.get_submodule(owner), attribute, values[placement.axis.index])
+    install(model, resolved, placement.axis.index, placement.axis.group)
     model.requires_grad_(False)
     mark(model, Sharding(resolved, placement.axis, Agreement(placement.axis.ranks)))
     watch(placement.axis)

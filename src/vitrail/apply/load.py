@@ -5,20 +5,19 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.overrides import TorchFunctionMode
 
 from ..errors import CheckpointError, UnsupportedError, UsageError
 from ..layout import Shard
+from ..plan.skeleton import skeleton
 from .checkpoint import Checkpoint
 from .files import find
+from .install import slice_tensors
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +85,7 @@ class Request:
             torch.set_default_dtype(
                 self.dtype if self.dtype in (torch.float16, torch.bfloat16, torch.float64) else default
             )
-            with _parameters_on_meta(_EmptyOnMeta()):
-                model = self.cls.from_config(config, **unused)
-            if any(tensor.is_meta for tensor in _own_tensors(model)):  # made with torch.empty, and filled after that
-                with _parameters_on_meta(nullcontext()):
-                    model = self.cls.from_config(config, **unused)
+            model = skeleton(lambda: self.cls.from_config(config, **unused))
         finally:
             torch.set_default_dtype(default)
         assert isinstance(model, nn.Module)
@@ -158,42 +153,9 @@ def load(
             if isinstance(tensor, nn.Parameter):
                 value = nn.Parameter(value, requires_grad=False)
             setattr(module, attribute, value)
+    stored = frozenset(model.state_dict(keep_vars=True))
+    slice_tensors(model, shards, rank, skip=stored)
     # Non-persistent buffers are in no checkpoint; left behind, they meet the weights on another device.
     for name, buffer in list(model.named_buffers()):
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, buffer.to(device))
-
-
-def _own_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Buffers, and tensors that modules keep as plain attributes."""
-    yield from model.buffers()
-    for module in model.modules():
-        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
-
-
-class _EmptyOnMeta(TorchFunctionMode):
-    """``torch.empty``, which modules make their parameters with, allocates nothing; every other factory is real."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.empty and (kwargs or {}).get("device") is None:
-            return func(*args, **{**(kwargs or {}), "device": "meta"})
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _parameters_on_meta(factories: AbstractContextManager[Any]) -> Iterator[None]:
-    """Parameters registered inside are on meta, and get no values."""
-
-    def to_meta(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if parameter is None or parameter.device.type == "meta":
-            return None
-        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-
-    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
-    try:
-        with factories:
-            yield
-    finally:
-        handle.remove()

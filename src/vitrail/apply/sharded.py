@@ -48,7 +48,7 @@ class ShardedRoot(GuardedRoot, nn.Module):
 def mark(model: nn.Module, sharding: Sharding) -> None:
     """Turn ``model``, whose modules are sharded, into its sharded class."""
     FLIGHT.name_modules(model)
-    model.__class__ = sharded_class(type(model), ShardedRoot)  # type: ignore[arg-type]
+    model.__class__ = sharded_class(type(model), ShardedRoot)
     object.__setattr__(model, "sharding", sharding)
 
 

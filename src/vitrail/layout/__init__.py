@@ -1,5 +1,6 @@
 """What a shard is: index ranges per dimension, and the exact arithmetic on them. Pure: no process group."""
 
+from .formula import Formula, join
 from .mesh import AXIS, BACKENDS, MeshAxis
 from .ranges import Range, Ranges, normalise, share, split
 from .shard import Shard, assemble, take
@@ -7,11 +8,13 @@ from .shard import Shard, assemble, take
 __all__ = [
     "AXIS",
     "BACKENDS",
+    "Formula",
     "MeshAxis",
     "Range",
     "Ranges",
     "Shard",
     "assemble",
+    "join",
     "normalise",
     "share",
     "split",

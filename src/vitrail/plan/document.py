@@ -8,10 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from ..errors import PlanError
+from ..layout import Formula
 
 FORMAT = 1
+# A weight below this part of the model is not worth a collective of its own.
+WORTH = 0.001
+_KEYS = {
+    "vitrail_plan", "model", "axes", "dims", "modules", "tensors", "held", "inputs", "attributes", "whole", "untraced",
+    "verified",
+}  # fmt: skip
 
-Style: TypeAlias = Literal["colwise", "rowwise", "gathered"]
+Style: TypeAlias = Literal["colwise", "rowwise", "gathered", "norm", "depthwise"]
 
 
 @dataclass(frozen=True)
@@ -31,25 +38,54 @@ class Axis:
 class Rule:
     """How the linear modules that match ``module`` are sharded (``*`` stands for one component of a name).
 
+    Linear, convolution and embedding modules are meant, and norms by the style ``norm``.
+
     ``colwise`` shards the output features and leaves the output sharded; ``rowwise`` takes a sharded input and adds
     up the ranks' partial sums (its bias is added after the reduce: replicated); ``gathered`` shards the output
-    features and gathers the output whole. ``parts`` name, in order, what the sharded dimension consists of: axes, or
-    proportions as integers. ``optional`` rules may match nothing.
+    features and gathers the output whole; ``norm`` normalises over a sharded dimension, adding up the ranks' sums;
+    ``depthwise`` is a convolution of each channel by itself. ``parts`` name, in order, what the sharded dimension
+    consists of: formulas over axes (``heads*64``), or proportions as integers. ``optional`` rules may match nothing.
+    Modules that hold no more than the part ``above`` of the model's parameters are left whole: a collective of their
+    own would not be worth it.
     """
 
     module: str
     style: Style
     parts: tuple[str | int, ...] = ()
     optional: bool = False
+    above: float | None = None
     why: str = ""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One dimension of a tensor that is cut, and the ``parts`` it consists of."""
+
+    dim: int
+    parts: tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter of which every rank keeps a part along ``dim``, and which is gathered whenever it is used.
+
+    For what no other style fits. Parameters no larger than the part ``above`` of the model are left whole.
+    """
+
+    dim: int
+    above: float | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
     """Which modules of one model class are sharded, along which axes.
 
-    ``attributes`` name integers that count an axis' units or elements and become the rank's own count. ``whole``
-    gives reasons for what stays replicated.
+    ``dims`` are sizes in formulas that are not sharded: integers, keys of the configuration, attributes of modules
+    (with a dot), or None for what follows from the weights. ``tensors`` are parameters and buffers cut by themselves,
+    ``held`` ones gathered at use; ``inputs`` are arguments of modules' forwards that are cut as they enter.
+    ``attributes`` name integers that count something sharded and become the rank's own count, by a formula. ``whole``
+    gives reasons for what stays replicated; ``untraced`` modules must not run, because nothing is known of what they
+    do. ``verified`` says how the plan was compared with the whole model.
     """
 
     model: str
@@ -58,6 +94,12 @@ class Plan:
     attributes: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     source: str = "caller"
+    dims: Mapping[str, int | str | None] = field(default_factory=dict)
+    tensors: Mapping[str, Cut] = field(default_factory=dict)
+    held: Mapping[str, Held] = field(default_factory=dict)
+    inputs: Mapping[str, Mapping[str, tuple[Cut, ...]]] = field(default_factory=dict)
+    untraced: tuple[str, ...] = ()
+    verified: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "caller") -> Plan:
@@ -75,7 +117,7 @@ class Plan:
             raise PlanError(f"{where} is not a vitrail plan: the key 'vitrail_plan' is missing")
         if document["vitrail_plan"] != FORMAT:
             raise PlanError(f"{where} has format {document['vitrail_plan']!r}; this vitrail reads format {FORMAT}")
-        _known(document, {"vitrail_plan", "model", "axes", "modules", "attributes", "whole"}, where)
+        _known(document, _KEYS, where)
         if not isinstance(document.get("model"), str) or not document["model"]:
             raise PlanError(f"{where} does not name the model's class: the key 'model' is missing")
         axes = {}
@@ -84,10 +126,30 @@ class Plan:
             axes[name] = Axis(**entry)
         rules = []
         for module, entry in _mapping(document, "modules", where).items():
-            _known(entry, {"style", "parts", "optional", "why"}, f"{where}: module {module!r}")
+            _known(entry, {"style", "parts", "optional", "above", "why"}, f"{where}: module {module!r}")
             if "style" not in entry:
                 raise PlanError(f"{where}: module {module!r} has no style")
-            rules.append(Rule(module, **{**entry, "parts": tuple(entry.get("parts", ()))}))
+            rules.append(Rule(module, **{**entry, "parts": _part_list(entry, f"{where}: module {module!r}")}))
+        tensors = {
+            name: _cut(entry, f"{where}: tensor {name!r}")
+            for name, entry in _mapping(document, "tensors", where).items()
+        }
+        held = {}
+        for name, entry in _mapping(document, "held", where).items():
+            _known(entry, {"dim", "above"}, f"{where}: held parameter {name!r}")
+            held[name] = Held(_dim(entry, f"{where}: held parameter {name!r}"), entry.get("above"))
+        inputs: dict[str, dict[str, tuple[Cut, ...]]] = {}
+        for module, entries in _mapping(document, "inputs", where).items():
+            here = f"{where}: the inputs of {module!r}"
+            if not isinstance(entries, dict):
+                raise PlanError(f"{here} must be an object, not {type(entries).__name__}")
+            inputs[module] = {
+                path: tuple(_cut(item, here) for item in (cuts if isinstance(cuts, list) else [cuts]))
+                for path, cuts in entries.items()
+            }
+        untraced = document.get("untraced", [])
+        if not isinstance(untraced, list) or not all(isinstance(name, str) for name in untraced):
+            raise PlanError(f"{where}: 'untraced' must be a list of modules' names")
         plan = cls(
             model=document["model"],
             axes=axes,
@@ -95,28 +157,47 @@ class Plan:
             attributes=dict(_mapping(document, "attributes", where)),
             whole=dict(_mapping(document, "whole", where)),
             source=source,
+            dims=dict(_mapping(document, "dims", where)),
+            tensors=tensors,
+            held=held,
+            inputs=inputs,
+            untraced=tuple(untraced),
+            verified=dict(_mapping(document, "verified", where)),
         )
         plan.check()
         return plan
 
     def to_document(self) -> dict[str, Any]:
-        def entry(item: Axis | Rule) -> dict[str, Any]:
+        def entry(item: Axis | Rule | Held) -> dict[str, Any]:
             values = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(item).items()}
             return {
-                key: value for key, value in values.items() if key != "module" and value not in (None, "", [], False)
+                key: value
+                for key, value in values.items()
+                if key != "module" and (value not in (None, "", [], False) or key == "dim")
             }
 
-        return {
+        document: dict[str, Any] = {
             "vitrail_plan": FORMAT,
             "model": self.model,
+            "verified": dict(self.verified),
             "axes": {name: entry(axis) for name, axis in self.axes.items()},
+            "dims": dict(self.dims),
             "modules": {rule.module: entry(rule) for rule in self.rules},
+            "tensors": {name: _cut_document(cut) for name, cut in self.tensors.items()},
+            "held": {name: entry(held) for name, held in self.held.items()},
+            "inputs": {
+                module: {path: [_cut_document(cut) for cut in cuts] for path, cuts in entries.items()}
+                for module, entries in self.inputs.items()
+            },
             "attributes": dict(self.attributes),
             "whole": dict(self.whole),
+            "untraced": list(self.untraced),
         }
+        kept = ("vitrail_plan", "model", "axes", "modules", "attributes", "whole")
+        return {key: value for key, value in document.items() if value or key in kept}
 
     def to_json(self) -> str:
-        return json.dumps(self.to_document(), indent=2, ensure_ascii=False) + "\n"
+        return _lines(self.to_document()) + "\n"
 
     def check(self) -> None:
         """Raise `PlanError` unless the document makes sense by itself, whatever the model."""
@@ -124,23 +205,80 @@ class Plan:
         for rule in self.rules:
             if rule.style not in get_args(Style):
                 raise PlanError(f"{where}: module {rule.module!r} has style {rule.style!r}; known: {get_args(Style)}")
+            here = f"{where}: module {rule.module!r}"
             if (rule.style == "gathered") == bool(rule.parts):
                 needs = "no parts" if rule.style == "gathered" else "the parts its sharded dimension consists of"
-                raise PlanError(f"{where}: module {rule.module!r} is {rule.style}, which takes {needs}")
-            for part in rule.parts:
-                if isinstance(part, bool) or not isinstance(part, (int, str)) or (isinstance(part, int) and part < 1):
-                    raise PlanError(f"{where}: module {rule.module!r} has part {part!r}; parts are axes or proportions")
-                if isinstance(part, str) and part not in self.axes:
-                    raise PlanError(
-                        f"{where}: module {rule.module!r} names axis {part!r}, which the plan does not declare"
-                    )
-            if len({type(part) for part in rule.parts}) > 1:
-                raise PlanError(f"{where}: module {rule.module!r} mixes axes and proportions: {list(rule.parts)}")
-        for name, axis in self.attributes.items():
-            if axis not in self.axes:
-                raise PlanError(f"{where}: attribute {name!r} names axis {axis!r}, which the plan does not declare")
+                raise PlanError(f"{here} is {rule.style}, which takes {needs}")
+            self._check_parts(rule.parts, here)
+        for name, cut in self.tensors.items():
+            self._check_parts(cut.parts, f"{where}: tensor {name!r}")
+        for module, entries in self.inputs.items():
+            for path, cuts in entries.items():
+                for cut in cuts:
+                    self._check_parts(cut.parts, f"{where}: input {path!r} of {module!r}")
+        for name, text in self.attributes.items():
             if "." not in name:
                 raise PlanError(f"{where}: attribute {name!r} must be a module's name, a dot and the attribute")
+            self._check_parts((text,), f"{where}: attribute {name!r}")
+
+    def _check_parts(self, parts: tuple[str | int, ...], here: str) -> None:
+        kinds = {type(part) for part in parts}
+        for part in parts:
+            if isinstance(part, bool) or not isinstance(part, (int, str)) or (isinstance(part, int) and part < 1):
+                raise PlanError(f"{here} has part {part!r}; parts are formulas over axes, or proportions")
+            if isinstance(part, str):
+                try:
+                    names = list(Formula.parse(part).names())
+                except ValueError as error:
+                    raise PlanError(f"{here}: {error}") from None
+                for name in names:
+                    if name not in self.axes and name not in self.dims:
+                        raise PlanError(f"{here} names axis {name!r}, which the plan does not declare")
+        if len(kinds) > 1:
+            raise PlanError(f"{here} mixes axes and proportions: {list(parts)}")
+        if kinds == {str} and not any(name in self.axes for part in parts for name in Formula.parse(part).names()):
+            raise PlanError(f"{here} names no axis, so nothing of it is sharded")
+
+
+def _part_list(entry: dict[str, Any], where: str) -> tuple[str | int, ...]:
+    parts = entry.get("parts", [])
+    if not isinstance(parts, list):
+        raise PlanError(f"{where}: 'parts' must be a list, not {type(parts).__name__}")
+    return tuple(parts)
+
+
+def _cut(entry: Any, where: str) -> Cut:
+    _known(entry, {"dim", "parts"}, where)
+    if not entry.get("parts"):
+        raise PlanError(f"{where} needs the 'parts' that the dimension consists of")
+    return Cut(_dim(entry, where), _part_list(entry, where))
+
+
+def _dim(entry: dict[str, Any], where: str) -> int:
+    dim = entry.get("dim")
+    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
+        raise PlanError(f"{where} needs the dimension that is cut ('dim', from 0), not {dim!r}")
+    return dim
+
+
+def _cut_document(cut: Cut) -> dict[str, Any]:
+    return {"dim": cut.dim, "parts": list(cut.parts)}
+
+
+def _lines(document: Mapping[str, Any]) -> str:
+    """JSON with one entry a line, so that a plan is read and compared line by line."""
+
+    def compact(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    sections = []
+    for key, value in document.items():
+        if isinstance(value, dict) and value and key != "verified":
+            body = ",\n".join(f"    {compact(name)}: {compact(item)}" for name, item in value.items())
+            sections.append(f"  {compact(key)}: {{\n{body}\n  }}")
+        else:
+            sections.append(f"  {compact(key)}: {compact(value)}")
+    return "{\n" + ",\n".join(sections) + "\n}"
 
 
 def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:

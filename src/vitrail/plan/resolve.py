@@ -1,25 +1,40 @@
-"""What a plan comes to on one model and degree: a shard for every parameter it touches, checked before any is cut."""
+"""What a plan comes to on one model and degree: a shard for every tensor it touches, checked before any is cut."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import PlanError
-from ..layout import Range, Ranges, Shard, share, split
-from .document import Plan, Rule, Style
+from ..layout import Formula, Range, Ranges, Shard, share, split
+from .document import Held, Plan, Rule, Style
+from .norms import Norm, recognise
+from .sizes import Equation, Match, Sizes, attribute_holders, matches, split_attribute
+
+LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class InputCut:
+    """An argument of a module's forward, cut as it enters: ``path`` is its name, then indices or keys."""
+
+    path: tuple[str, ...]
+    dim: int
+    whole: int
+    ranges: tuple[Ranges, ...]
 
 
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """``shards`` by parameter name; ``styles`` by module name; ``attributes`` by (module, attribute): one per rank.
+    """``shards`` by tensor name; ``styles`` by module name; ``attributes`` by (module, attribute): one per rank.
 
-    A parameter that is not in ``shards`` is whole on every rank.
+    A tensor that is not in ``shards`` is whole on every rank. ``norms`` are the modules of that style; ``inputs`` by
+    module; ``untraced`` modules must not run; ``held`` parameters are gathered at use, along a dim. ``skipped`` says
+    which rules were left out as not worth it, and why.
     """
 
     plan: Plan
@@ -27,6 +42,11 @@ class ResolvedPlan:
     shards: Mapping[str, Shard]
     styles: Mapping[str, Style]
     attributes: Mapping[tuple[str, str], tuple[int, ...]]
+    norms: Mapping[str, Norm] = field(default_factory=dict)
+    inputs: Mapping[str, tuple[InputCut, ...]] = field(default_factory=dict)
+    untraced: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
 
     def parameter_numel(self, model: nn.Module, rank: int) -> int:
         """How many parameters of ``model``, still whole (or on meta), ``rank`` will hold."""
@@ -34,89 +54,349 @@ class ResolvedPlan:
         return sum(self.shards[name].numel(rank) if name in self.shards else numel for name, numel in whole)
 
 
-@dataclass(frozen=True)
-class _Size:
-    units: int
-    width: int
-    seen_in: str
-
-
 def resolve(plan: Plan, model: nn.Module, degree: int) -> ResolvedPlan:
     """Work the plan out for ``model`` (whole; meta tensors will do) over ``degree`` ranks. Nothing is changed.
 
-    Raises `PlanError` when the plan names a module or attribute the model lacks, when a width in the plan is not the
-    model's, or when the degree does not divide what it must: the message says which degrees would do.
+    Raises `PlanError` when the plan names a module, tensor or attribute the model lacks, when a size in the plan is
+    not the model's, or when the degree cannot work: the message says which degrees would do.
     """
-    classes = {cls.__name__ for cls in type(model).__mro__}
-    if plan.model not in classes:
-        raise PlanError(f"{_where(plan)} is not for {type(model).__name__}")
-    matches = list(_matches(plan, model))
-    if not matches:
-        raise PlanError(f"{_where(plan)} shards nothing of {type(model).__name__}")
-    sizes = _sizes(plan, model, matches)
-    _check_degree(plan, model, degree, matches, sizes)
-    tied = _tied(model)
-    shards: dict[str, Shard] = {}
-    styles: dict[str, Style] = {}
-    for name, module, rule in matches:
-        if name in styles:
-            raise PlanError(f"{_where(plan)}: two rules match module {name!r}")
-        if f"{name}.weight" in tied:
-            raise PlanError(
-                f"{_where(plan)}: {name}.weight is tied to {tied[f'{name}.weight']}, so it cannot be cut alone"
-            )
-        styles[name] = rule.style
-        weight = tuple(module.weight.shape)
-        ranges = _ranges(rule, weight, degree, sizes)
-        shards[f"{name}.weight"] = Shard(weight, 1 if rule.style == "rowwise" else 0, ranges)
-        if module.bias is not None and rule.style != "rowwise":
-            shards[f"{name}.bias"] = Shard(tuple(module.bias.shape), 0, ranges)
-    return ResolvedPlan(plan, degree, shards, styles, _attributes(plan, model, degree, sizes))
+    return _Resolution(plan, model).at(degree)
 
 
 def valid_degrees(plan: Plan, model: nn.Module) -> list[int]:
     """The degrees ``plan`` can serve on ``model``, ascending; 1 is always among them."""
-    matches = list(_matches(plan, model))
-    common = math.gcd(*_divisible(plan, matches, _sizes(plan, model, matches)).values())
-    if common == 0:
-        return [1]
-    return [degree for degree in range(1, common + 1) if common % degree == 0]
+    return _Resolution(plan, model).degrees()
 
 
-def _where(plan: Plan) -> str:
-    return f"the plan for {plan.model} ({plan.source})"
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor that is cut along ``dim``, and the parts of that dimension."""
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int
+    parts: tuple[str | int, ...]
+    key: str
 
 
-def expand(pattern: str, names: Sequence[str]) -> list[str]:
-    """The names that ``pattern`` matches: ``*`` stands for one component."""
-    expression = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
-    return [name for name in names if expression.fullmatch(name)]
+class _Resolution:
+    def __init__(self, plan: Plan, model: nn.Module) -> None:
+        self.plan, self.model = plan, model
+        self.where = f"the plan for {plan.model} ({plan.source})"
+        if plan.model not in {cls.__name__ for cls in type(model).__mro__}:
+            raise PlanError(f"{self.where} is not for {type(model).__name__}")
+        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+        self.owned = _tensors_of(model)
+        self.tied = _tied(model)
+        self.total = sum(parameter.numel() for parameter in model.parameters())
+        self.skipped: dict[str, str] = {}
+        self.norms: dict[str, Norm] = {}
+        self.styles: dict[str, Style] = {}
+        self.chunked: list[tuple[str, tuple[int, ...], int]] = []
+        self.tensors: list[_Tensor] = []
+        for match, module, rule in self._matches():
+            self._module(match, module, rule)
+        for pattern, cut in plan.tensors.items():
+            self._tensor(pattern, cut.dim, cut.parts)
+        self.held: dict[str, int] = {}
+        for pattern, held in plan.held.items():
+            self._hold(pattern, held)
+        if not self.tensors and not self.chunked:
+            raise PlanError(f"{self.where} shards nothing of {type(model).__name__}")
+        self.counted = list(self._counted())
+        self.sizes = Sizes(plan, model, list(self._equations()))
 
+    # -- what the plan's patterns match
 
-def _matches(plan: Plan, model: nn.Module) -> Iterator[tuple[str, nn.Linear, Rule]]:
-    modules = dict(model.named_modules())
-    for rule in plan.rules:
-        names = expand(rule.module, list(modules))
-        if not names and not rule.optional:
+    def _matches(self) -> Iterator[tuple[Match, nn.Module, Rule]]:
+        for rule in self.plan.rules:
+            found = matches(rule.module, list(self.modules))
+            if not found and not rule.optional:
+                raise PlanError(
+                    f"{self.where} names module {rule.module!r}, which {type(self.model).__name__} does not have",
+                    hint="check that the plan is for this class and configuration, or mark the rule optional",
+                )
+            for match in found:
+                module = self.modules[match.name]
+                self._check_type(match.name, module, rule)
+                yield match, module, rule
+
+    def _check_type(self, name: str, module: nn.Module, rule: Rule) -> None:
+        if rule.style == "norm":
+            return
+        # A subclass may do more in its forward than multiply, and what that does to a shard is not known.
+        known = (*LINEAR, nn.Embedding) if rule.style == "gathered" else LINEAR
+        if type(module) not in known:
             raise PlanError(
-                f"{_where(plan)} names module {rule.module!r}, which {type(model).__name__} does not have",
-                hint="check that the plan is for this class and configuration, or mark the rule optional",
+                f"{self.where} shards {name!r}, which is a {type(module).__name__}; it can only shard Linear, "
+                "convolutions and, gathered, embeddings",
+                hint="unload adapters and quantisation before sharding" if isinstance(module, nn.Linear) else None,
             )
-        for name in names:
-            module = modules[name]
-            # A subclass may do more in its forward than multiply, and what that does to a shard is not known.
-            if type(module) is not nn.Linear:
+        # Layerwise casting and diffusers' hooks put a function of their own there.
+        if "forward" in vars(module):
+            raise PlanError(
+                f"{self.where} shards {name!r}, whose forward was replaced: it would bypass the collective",
+                hint="shard first, and add casting, hooks or caches afterwards",
+            )
+
+    def _module(self, match: Match, module: nn.Module, rule: Rule) -> None:
+        name = match.name
+        if name in self.styles:
+            raise PlanError(f"{self.where}: two rules match module {name!r}")
+        if rule.style == "norm":
+            self._norm(match, module, rule)
+            return
+        weight = getattr(module, "weight", None)
+        assert isinstance(weight, nn.Parameter)
+        self._untied(f"{name}.weight")
+        bias = getattr(module, "bias", None)
+        shape = tuple(weight.shape)
+        if rule.style == "gathered":
+            if self._small(name, weight, rule.above):
+                return
+            self.styles[name] = rule.style
+            dim = 1 if isinstance(module, nn.Embedding) else 0
+            self.chunked.append((f"{name}.weight", shape, dim))
+            if isinstance(bias, nn.Parameter):
+                self.chunked.append((f"{name}.bias", tuple(bias.shape), 0))
+            return
+        self.styles[name] = rule.style
+        dim = 1 if rule.style == "rowwise" else 0
+        self.tensors.append(_Tensor(f"{name}.weight", shape, dim, rule.parts, match.key))
+        if isinstance(bias, nn.Parameter) and rule.style != "rowwise":
+            self.tensors.append(_Tensor(f"{name}.bias", tuple(bias.shape), 0, rule.parts, match.key))
+
+    def _small(self, name: str, tensor: torch.Tensor, above: float | None) -> bool:
+        if above is None or tensor.numel() > above * self.total:
+            return False
+        self.skipped[name] = f"its {tensor.numel():,} elements are not worth a collective"
+        return True
+
+    def _hold(self, pattern: str, held: Held) -> None:
+        found = matches(pattern, list(self.owned))
+        if not found:
+            raise PlanError(f"{self.where} holds tensor {pattern!r}, which {type(self.model).__name__} does not have")
+        for match in found:
+            tensor = self.owned[match.name]
+            if held.dim >= tensor.dim():
                 raise PlanError(
-                    f"{_where(plan)} shards {name!r}, which is a {type(module).__name__}; it can only shard Linear",
-                    hint="unload adapters and quantisation before sharding" if isinstance(module, nn.Linear) else None,
+                    f"{self.where} cuts dim {held.dim} of {match.name!r}: its shape is {list(tensor.shape)}"
                 )
-            # Layerwise casting and diffusers' hooks put a function of their own there.
-            if "forward" in vars(module):
+            self._untied(match.name)
+            if not self._small(match.name, tensor, held.above):
+                self.held[match.name] = held.dim
+                self.chunked.append((match.name, tuple(tensor.shape), held.dim))
+
+    def _norm(self, match: Match, module: nn.Module, rule: Rule) -> None:
+        vectors = {name: parameter for name, parameter in module.named_parameters() if parameter is not None}
+        for name, parameter in vectors.items():
+            self.tensors.append(_Tensor(f"{match.name}.{name}", tuple(parameter.shape), 0, rule.parts, match.key))
+        self.styles[match.name] = "norm"
+
+    def _tensor(self, pattern: str, dim: int, parts: tuple[str | int, ...]) -> None:
+        found = matches(pattern, list(self.owned))
+        if not found:
+            raise PlanError(f"{self.where} names tensor {pattern!r}, which {type(self.model).__name__} does not have")
+        for match in found:
+            shape = tuple(self.owned[match.name].shape)
+            if dim >= len(shape):
+                raise PlanError(f"{self.where} cuts dim {dim} of {match.name!r}, whose shape is {list(shape)}")
+            self._untied(match.name)
+            self.tensors.append(_Tensor(match.name, shape, dim, parts, match.key))
+
+    def _untied(self, name: str) -> None:
+        if name in self.tied:
+            raise PlanError(f"{self.where}: {name} is tied to {self.tied[name]}, so it cannot be cut alone")
+
+    def _counted(self) -> Iterator[tuple[Match, str, str, int]]:
+        """Every attribute to rescale: the module, the attribute, its formula and value."""
+        for pattern, text in self.plan.attributes.items():
+            module_pattern, attribute = split_attribute(
+                pattern, self.modules, lambda name: matches(name, list(self.modules))
+            )
+            found = False
+            for match in matches(module_pattern, list(self.modules)):
+                for holder, name, index in attribute_holders(self.modules[match.name], attribute):
+                    found = True
+                    value: Any = getattr(holder, name)
+                    value = value[index] if index is not None else value
+                    if isinstance(value, bool) or not isinstance(value, int):
+                        raise PlanError(f"{self.where}: {match.name}.{attribute} is {value!r}, not an integer")
+                    yield match, attribute, text, value
+            optional = any(rule.optional for rule in self.plan.rules if rule.module.startswith(module_pattern + "."))
+            if not found and not optional:
                 raise PlanError(
-                    f"{_where(plan)} shards {name!r}, whose forward was replaced: it would bypass the collective",
-                    hint="shard first, and add casting, hooks or caches afterwards",
+                    f"{self.where} names attribute {pattern!r}, which {type(self.model).__name__} does not have"
                 )
-            yield name, module, rule
+
+    # -- sizes
+
+    def _equations(self) -> Iterator[Equation]:
+        blank = Sizes(self.plan, self.model, [])
+        for tensor in self.tensors:
+            if isinstance(tensor.parts[0], str):
+                formula = Formula.parse(" + ".join(map(str, tensor.parts)))
+                yield Equation(blank.widen(formula), tensor.shape[tensor.dim], repr(tensor.name), tensor.key)
+        for match, attribute, text, value in self.counted:
+            if not self._wide(text):
+                yield Equation(Formula.parse(text), value, f"{match.name}.{attribute}", match.key)
+
+    def _wide(self, text: str) -> bool:
+        """An axis by itself that has a width: the attribute may count units or elements."""
+        return text in self.plan.axes and self.plan.axes[text].width is not None
+
+    # -- degrees
+
+    def _units(self) -> dict[str, int]:
+        """The units of every axis: the fewest of any block."""
+        found = {name: self.sizes.values(name) for name in self.plan.axes}
+        return {name: min(sizes.values()) for name, sizes in found.items() if sizes}
+
+    def _blocks(self) -> dict[str, int]:
+        """Parts given as proportions, which are cut evenly or not at all."""
+        blocks = {}
+        for tensor in self.tensors:
+            shares = [part for part in tensor.parts if isinstance(part, int)]
+            total = tensor.shape[tensor.dim]
+            if shares and total % sum(shares):
+                raise PlanError(
+                    f"{self.where}: {tensor.name!r} is {total} wide, which proportions {shares} do not divide"
+                )
+            for index, part in enumerate(shares):
+                blocks[f"block {index} of {tensor.name}"] = total // sum(shares) * part
+        return blocks
+
+    def degrees(self) -> list[int]:
+        units, blocks = self._units(), self._blocks()
+        most = min([*units.values(), *blocks.values()], default=1)
+        even = [*units.values(), *blocks.values()] if blocks else []
+        return [degree for degree in range(1, most + 1) if all(number % degree == 0 for number in even)]
+
+    def _check_degree(self, degree: int) -> None:
+        if degree < 1:
+            raise PlanError(f"a degree of {degree} is not possible; it must be at least 1")
+        blocks = self._blocks()
+        counts = {f"{axis} ({self.plan.axes[axis].what or 'axis'})": size for axis, size in self._units().items()}
+        # Proportions know nothing of units: with them everything is cut evenly.
+        problems = [
+            f"{what} has {size} units, which {degree} does not divide"
+            for what, size in {**counts, **blocks}.items()
+            if blocks and size % degree
+        ]
+        problems += [f"{what} has {size} units, fewer than {degree}" for what, size in counts.items() if size < degree]
+        if problems:
+            would = self.degrees()
+            listed = f"1 to {would[-1]}" if would == list(range(1, would[-1] + 1)) else ", ".join(map(str, would))
+            raise PlanError(
+                f"{type(self.model).__name__} cannot be sharded over {degree} ranks: {problems[0]}",
+                hint=f"degrees that would do: {listed}",
+            )
+
+    # -- the result
+
+    def at(self, degree: int) -> ResolvedPlan:
+        self._check_degree(degree)
+        shards: dict[str, Shard] = {}
+        for tensor in self.tensors:
+            ranges = self._ranges(tensor.parts, tensor.shape[tensor.dim], tensor.key, degree)
+            if tensor.name in shards:
+                raise PlanError(f"{self.where} cuts {tensor.name!r} twice")
+            shards[tensor.name] = Shard(tensor.shape, tensor.dim, ranges)
+        for name, shape, dim in self.chunked:
+            # Chunks of one length, the last ones shorter: what is gathered is then whole as it lies, but for its end.
+            chunk = -(-shape[dim] // degree)
+            cuts = [(min(rank * chunk, shape[dim]), min((rank + 1) * chunk, shape[dim])) for rank in range(degree)]
+            shards[name] = Shard(shape, dim, share([(shape[dim], cuts, 1)]))
+        norms = {}
+        for name, style in self.styles.items():
+            if style == "norm":
+                norms[name] = self._recognise(name)
+        return ResolvedPlan(
+            self.plan,
+            degree,
+            shards,
+            self.styles,
+            self._attributes(degree),
+            norms,
+            self._inputs(degree),
+            tuple(match.name for pattern in self.plan.untraced for match in matches(pattern, list(self.modules))),
+            self.skipped,
+            self.held,
+        )
+
+    def _recognise(self, name: str) -> Norm:
+        rule, key = next(
+            (rule, match.key)
+            for rule in self.plan.rules
+            if rule.style == "norm"
+            for match in matches(rule.module, [name])
+        )
+        width = sum(self.sizes.part(str(part)).size(self.sizes.of(key)) for part in rule.parts)
+        if (norm := recognise(self.modules[name], width)) is None:
+            raise PlanError(
+                f"{self.where} shards {name!r} as a norm, but a {type(self.modules[name]).__name__} computes something "
+                "else than RMS or layer norm"
+            )
+        return norm
+
+    def _owned(self, degree: int, key: str) -> list[dict[str, Range]]:
+        """Each rank's units of every axis."""
+        sizes = self.sizes.of(key)
+        cuts = {name: split(sizes[name], degree) for name in self.plan.axes if name in sizes}
+        return [{name: cut[rank] for name, cut in cuts.items()} for rank in range(degree)]
+
+    def _ranges(self, parts: Sequence[str | int], total: int, key: str, degree: int) -> tuple[Ranges, ...]:
+        if isinstance(parts[0], int):
+            blocks = [total // sum(int(part) for part in parts) * int(part) for part in parts]
+            return share([(block, split(block, degree), 1) for block in blocks])
+        formula = Formula.parse(" + ".join(map(str, parts)))
+        formula, sizes = self.sizes.widen(formula), self.sizes.of(key)
+        return tuple(formula.ranges(sizes, owned) for owned in self._owned(degree, key))
+
+    def _attributes(self, degree: int) -> dict[tuple[str, str], tuple[int, ...]]:
+        local: dict[tuple[str, str], tuple[int, ...]] = {}
+        for match, attribute, text, value in self.counted:
+            formula = Formula.parse(text)
+            sizes = self.sizes.of(match.key)
+            if any(name not in sizes for name in formula.names()):
+                raise PlanError(
+                    f"{self.where}: attribute {match.name}.{attribute} counts axis {text!r}, which no module "
+                    "is cut along"
+                )
+            if value != formula.size(sizes):
+                formula = self.sizes.widen(formula)
+            if value != formula.size(sizes):
+                raise PlanError(
+                    f"{self.where}: {match.name}.{attribute} is {value!r}, but {text!r} has {sizes.get(text)} units"
+                    f" ({formula.size(sizes)} elements)"
+                )
+            local[match.name, attribute] = tuple(
+                formula.size({**sizes, **{name: stop - start for name, (start, stop) in owned.items()}})
+                for owned in self._owned(degree, match.key)
+            )
+        return local
+
+    def _inputs(self, degree: int) -> dict[str, tuple[InputCut, ...]]:
+        cuts: dict[str, list[InputCut]] = {}
+        for pattern, entries in self.plan.inputs.items():
+            for match in matches(pattern, list(self.modules)):
+                for path, own in entries.items():
+                    for cut in own:
+                        formula = self.sizes.widen(Formula.parse(" + ".join(map(str, cut.parts))))
+                        whole = formula.size(self.sizes.of(match.key))
+                        ranges = self._ranges(cut.parts, whole, match.key, degree)
+                        cuts.setdefault(match.name, []).append(InputCut(tuple(path.split(".")), cut.dim, whole, ranges))
+        return {name: tuple(own) for name, own in cuts.items()}
+
+
+def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor the model's modules hold: parameters, buffers and plain attributes."""
+    found: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                found[f"{path}.{name}" if path else name] = value
+    return found
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
@@ -128,153 +408,3 @@ def _tied(model: nn.Module) -> dict[str, str]:
         else:
             first[id(param)] = name
     return tied
-
-
-def _sharded_size(rule: Rule, weight: tuple[int, ...]) -> int:
-    return weight[1] if rule.style == "rowwise" else weight[0]
-
-
-def _number(plan: Plan, model: nn.Module, axis: str, value: int | str) -> int:
-    if isinstance(value, int):
-        return value
-    config: Any = getattr(model, "config", {})
-    number = config.get(value) if hasattr(config, "get") else None
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise PlanError(
-            f"{_where(plan)}: axis {axis!r} is sized by {value!r}, which {type(model).__name__}'s configuration "
-            f"gives as {number!r}; an integer is needed"
-        )
-    return number
-
-
-def _sizes(plan: Plan, model: nn.Module, matches: Sequence[tuple[str, nn.Linear, Rule]]) -> dict[str, _Size]:
-    """Every axis' units and width: declared ones first, then what the shapes leave no choice about."""
-    units = {
-        name: None if axis.size is None else _number(plan, model, name, axis.size) for name, axis in plan.axes.items()
-    }
-    sizes: dict[str, _Size] = {}
-    for name, axis in plan.axes.items():
-        if (count := units[name]) is not None and axis.width is not None:
-            sizes[name] = _Size(count, _number(plan, model, name, axis.width), "its declaration")
-    pending = [(name, rule, _sharded_size(rule, tuple(module.weight.shape))) for name, module, rule in matches]
-    pending = [item for item in pending if item[1].parts and isinstance(item[1].parts[0], str)]
-    while pending:
-        waiting = []
-        for name, rule, total in pending:
-            parts = [str(part) for part in rule.parts]
-            unknown = sorted({part for part in parts if part not in sizes})
-            known = sum(sizes[part].units * sizes[part].width for part in parts if part in sizes)
-            if len(unknown) > 1:
-                waiting.append((name, rule, total))
-                continue
-            if not unknown and known != total:
-                sources = ", ".join(
-                    f"{part} = {sizes[part].units} x {sizes[part].width}" for part in dict.fromkeys(parts)
-                )
-                raise PlanError(
-                    f"{_where(plan)}: {name!r} is {total} wide, but its parts {parts} come to {known} ({sources}; "
-                    f"{parts[0]} from {sizes[parts[0]].seen_in})"
-                )
-            if unknown:
-                elements, rest = divmod(total - known, parts.count(unknown[0]))
-                count = units[unknown[0]] or elements
-                if rest or elements <= 0 or elements % count:
-                    raise PlanError(
-                        f"{_where(plan)}: {name!r} is {total} wide, which leaves no whole size for axis "
-                        f"{unknown[0]!r} in its parts {parts}"
-                    )
-                sizes[unknown[0]] = _Size(count, elements // count, repr(name))
-        if len(waiting) == len(pending):
-            raise PlanError(
-                f"{_where(plan)}: the parts of {waiting[0][0]!r} have more than one axis of unknown size",
-                hint="declare size and width of all axes but one",
-            )
-        pending = waiting
-    return sizes
-
-
-def _divisible(
-    plan: Plan, matches: Sequence[tuple[str, nn.Linear, Rule]], sizes: Mapping[str, _Size]
-) -> dict[str, int]:
-    """What the degree has to divide, by what it is."""
-    numbers = {f"{axis} ({plan.axes[axis].what or 'axis'})": size.units for axis, size in sizes.items()}
-    for name, module, rule in matches:
-        blocks = _proportional(plan, name, rule, _sharded_size(rule, tuple(module.weight.shape)))
-        numbers |= {f"block {index} of {name}": block for index, block in enumerate(blocks)}
-    return numbers
-
-
-def _check_degree(
-    plan: Plan,
-    model: nn.Module,
-    degree: int,
-    matches: Sequence[tuple[str, nn.Linear, Rule]],
-    sizes: Mapping[str, _Size],
-) -> None:
-    if degree < 1:
-        raise PlanError(f"a degree of {degree} is not possible; it must be at least 1")
-    numbers = _divisible(plan, matches, sizes)
-    for what, number in numbers.items():
-        if number % degree:
-            common = math.gcd(*numbers.values())
-            would = [str(other) for other in range(1, common + 1) if common % other == 0]
-            raise PlanError(
-                f"{type(model).__name__} cannot be sharded over {degree} ranks: {what} has {number} units, which "
-                f"{degree} does not divide",
-                hint=f"degrees that would do: {', '.join(would)}",
-            )
-
-
-def _proportional(plan: Plan, name: str, rule: Rule, total: int) -> list[int]:
-    shares = [part for part in rule.parts if isinstance(part, int)]
-    if shares and total % sum(shares):
-        raise PlanError(f"{_where(plan)}: {name!r} is {total} wide, which proportions {shares} do not divide")
-    return [total // sum(shares) * part for part in shares]
-
-
-def _ranges(rule: Rule, weight: tuple[int, ...], degree: int, sizes: Mapping[str, _Size]) -> tuple[Ranges, ...]:
-    total = _sharded_size(rule, weight)
-    if rule.style == "gathered":
-        # Chunks of one length, the last ones shorter: what is gathered is then whole as it lies, but for its end.
-        chunk = -(-total // degree)
-        cuts = [(min(rank * chunk, total), min((rank + 1) * chunk, total)) for rank in range(degree)]
-        return share([(total, cuts, 1)])
-    parts: list[tuple[int, Sequence[Range], int]] = []
-    proportions = sum(part for part in rule.parts if isinstance(part, int))
-    for part in rule.parts:
-        if isinstance(part, int):
-            size = total // proportions * part
-            parts.append((size, split(size, degree), 1))
-        else:
-            axis = sizes[part]
-            parts.append((axis.units * axis.width, split(axis.units, degree), axis.width))
-    return share(parts)
-
-
-def _attributes(
-    plan: Plan, model: nn.Module, degree: int, sizes: Mapping[str, _Size]
-) -> dict[tuple[str, str], tuple[int, ...]]:
-    modules = dict(model.named_modules())
-    local: dict[tuple[str, str], tuple[int, ...]] = {}
-    for pattern, axis in plan.attributes.items():
-        module_pattern, _, attribute = pattern.rpartition(".")
-        names = [name for name in expand(module_pattern, list(modules)) if hasattr(modules[name], attribute)]
-        optional = any(rule.optional for rule in plan.rules if rule.module.startswith(module_pattern + "."))
-        if not names and not optional:
-            raise PlanError(f"{_where(plan)} names attribute {pattern!r}, which {type(model).__name__} does not have")
-        if not names:
-            continue
-        if axis not in sizes:
-            raise PlanError(f"{_where(plan)}: attribute {pattern!r} counts axis {axis!r}, which no module is cut along")
-        size = sizes[axis]
-        units = [stop - start for start, stop in split(size.units, degree)]
-        for name in names:
-            value = getattr(modules[name], attribute)
-            if isinstance(value, bool) or value not in (size.units, size.units * size.width):
-                raise PlanError(
-                    f"{_where(plan)}: {name}.{attribute} is {value!r}, but axis {axis!r} has {size.units} units of "
-                    f"width {size.width}"
-                )
-            scale = 1 if value == size.units else size.width
-            local[name, attribute] = tuple(unit * scale for unit in units)
-    return local

@@ -76,7 +76,7 @@ def load_pipeline(
         check_files(folder, index)
         raise CheckpointError(f"{folder} is incomplete: {_line(error)}") from None
     if components:
-        pipeline.__class__ = sharded_class(type(pipeline), GuardedPipeline)  # type: ignore[arg-type]
+        pipeline.__class__ = sharded_class(type(pipeline), GuardedPipeline)
     return pipeline.to(target)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .folder import Defaults, check_files, check_size, denoisers, read_index, read_json, size_multiple
 from .request import Request
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    pass
 
 
 def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
@@ -56,23 +56,17 @@ def _check_plan(folder: Path, name: str, class_name: str, degree: int) -> None:
     from ..plan import catalog
 
     config = read_json(folder / name / "config.json")
-    plan = catalog.load(class_name)
-    if plan is None or any(size % degree for size in _declared(plan, config)):
+    heads = [value for key, value in config.items() if key.endswith("num_attention_heads") and isinstance(value, int)]
+    if class_name not in catalog.names() or not heads or degree > min(heads):
         _resolve(folder, name, class_name, degree)
-
-
-def _declared(plan: Plan, config: dict[str, Any]) -> list[int]:
-    """The axis sizes that the configuration alone tells."""
-    sizes = [axis.size if isinstance(axis.size, int) else config.get(axis.size or "") for axis in plan.axes.values()]
-    return [size for size in sizes if isinstance(size, int)]
 
 
 def _resolve(folder: Path, name: str, class_name: str, degree: int) -> None:
     """Resolve the plan on meta tensors, for the sake of the error it raises. Imports diffusers, which takes seconds."""
     import diffusers
 
-    from ..apply.entry import plan_for
     from ..apply.load import Request as LoadRequest
+    from ..apply.planning import plan_for
     from ..plan import resolve
 
     model_class = getattr(diffusers, class_name, None)

@@ -1,0 +1,318 @@
+"""Where a model's plan comes from: the caller, the catalog, the cache of earlier derivations, or a derivation now."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import os
+import pkgutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import env
+from ..errors import PlanError, UnsupportedError, UsageError, VitrailError
+from ..plan import Plan, from_diffusers, resolve
+from ..plan.catalog import is_known, lookup, probe_names, probes
+from ..plan.derive import RULES_VERSION, Derivation
+from ..plan.derive.portable import portable
+from ..plan.guess import guess_inputs
+from ..plan.probe import Probe
+from ..plan.skeleton import skeleton
+from ..plan.structure import key_of, structure
+from .prove import Arguments, Comparison, prove, randomised
+
+log = logging.getLogger(__name__)
+
+PlanLike = Plan | Mapping[str, Any] | None
+DEGREES = (2, 3, 4)
+# What a comparison in float64 may hold, in parameters: eight bytes each, and a copy for every rank.
+MOST = 60_000_000
+
+
+def plan_for(model: nn.Module, given: PlanLike = None) -> Plan:
+    """The caller's plan, else the catalog's, else an earlier derivation's, else one derived now."""
+    if isinstance(given, Plan):
+        return given
+    if given is not None:
+        if not isinstance(given, Mapping):
+            raise UsageError(
+                f"a plan is a vitrail.Plan or a dict in diffusers' form, not {type(given).__name__}",
+                hint="vitrail.Plan.from_json(text) reads one",
+            )
+        return from_diffusers(given, model)
+    if (plan := lookup(model)) is not None:
+        return plan
+    name = type(model).__name__
+    if "UNet" in name or (is_known(type(model)) and "unet" in type(model).__module__):
+        raise UnsupportedError(
+            f"{name} is a U-Net: its convolutions and skips leave little to shard, and there is no plan for it",
+            hint="run it unsharded (--tp 1)",
+        )
+    return cached(model) or derive_plan(model)
+
+
+# -- the cache
+
+
+def _cache_file(key: str) -> Path:
+    return Path(env.CACHE.read() or "~/.cache/vitrail").expanduser() / "plans" / f"{key}.json"
+
+
+def cached(model: nn.Module) -> Plan | None:
+    """An earlier derivation for a model of the same structure, sources and rules."""
+    file = _cache_file(key_of(model))
+    try:
+        plan = Plan.from_json(file.read_text(encoding="utf-8"), source="derived")
+        resolve(plan, model, 1)
+    except OSError:
+        return None
+    except PlanError as error:
+        log.warning("%s is not used: %s", file, error.message)
+        return None
+    return plan
+
+
+def _store(plan: Plan, model: nn.Module) -> None:
+    file = _cache_file(key_of(model))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as out:
+            out.write(plan.to_json())
+        os.replace(out.name, file)
+    except OSError as error:  # a full or read-only disk costs a derivation the next time, nothing else
+        log.warning("the derived plan could not be kept in %s: %s", file.parent, error)
+
+
+# -- deriving
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A small model of some structure and ways to call it, at several sizes.
+
+    ``calls`` are keyword arguments for a recording; ``arguments`` make float64 ones for comparing values.
+    """
+
+    model: nn.Module
+    calls: Mapping[str, Mapping[str, Any]]
+    arguments: Sequence[Arguments]
+
+
+def derive_plan(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    *,
+    unproven: bool = False,
+    keep: bool = True,
+) -> Plan:
+    """A plan for ``model``, derived from a recorded forward and proven by its values at degrees 2, 3 and 4.
+
+    ``inputs`` are the keyword arguments of one call, or of several that reach all its branches; without them the
+    class's probes serve, or they are guessed. The weights' values do not matter: meta tensors will do. A model too
+    large to be compared is cut to two blocks of each list first; where that is not possible, `PlanError` is raised
+    unless ``unproven`` is given.
+
+    Raises `UnsupportedError` when the forward cannot be traced, and says at which operation.
+    """
+    if inputs is None and is_known(type(model)):
+        for trial in _probe_trials(model):
+            plan = _proven(trial)
+            resolve(plan, model, 1)
+            if keep:
+                _store(plan, model)
+            return plan
+    plan = _derive_from(model, inputs, unproven)
+    if keep and inputs is None and plan.verified:
+        _store(plan, model)
+    return plan
+
+
+def trial_of(probe: Probe, config: Mapping[str, Any] | None = None) -> Trial:
+    """A probe's model and calls, with another configuration if one is given."""
+    cls = model_class(probe.model)
+    model = skeleton(lambda: cls(**dict(probe.config if config is None else config))).eval()
+    names = dict(getattr(model, "config", config or probe.config))
+
+    def maker(variant: str, size: int) -> Arguments:
+        return lambda: probe.make(variant, size, config=names, dtype=torch.float64)
+
+    calls = {variant: probe.make(variant, 0, config=names) for variant in probe.inputs}
+    arguments = [maker(variant, size) for variant in probe.inputs for size in range(len(probe.sizes))]
+    return Trial(model, calls, arguments)
+
+
+def prove_trial(trial: Trial, degrees: Sequence[int] = DEGREES) -> tuple[Plan, list[Comparison]]:
+    """The proven, portable plan of a trial, with the comparisons that say so."""
+    try:
+        derivation = Derivation.of(trial.model, trial.calls)
+    except UnsupportedError:
+        # A forward that reads values of what comes from weights (routers do): with real ones, on the small model.
+        real = randomised(trial.model)
+        calls = {str(index): arguments() for index, arguments in enumerate(trial.arguments)}
+        derivation = Derivation.of(real, calls)
+    proposal, comparisons = prove(derivation, randomised(trial.model), trial.arguments, degrees)
+    plan = portable(proposal.plan, trial.model)
+    verified = {
+        "degrees": [comparison.degree for comparison in comparisons],
+        "error": float(f"{max(comparison.error for comparison in comparisons):.1e}"),
+        "calls": len(trial.arguments),
+        "rules": RULES_VERSION,
+        "torch": torch.__version__.split("+")[0],
+    }
+    return replace(plan, verified=verified), comparisons
+
+
+def _proven(trial: Trial) -> Plan:
+    return prove_trial(trial)[0]
+
+
+def _probe_trials(model: nn.Module) -> list[Trial]:
+    """The class's own probe of the same structure, or one whose numbers serve with the model's flags and words."""
+    wanted = structure(model)
+    own = probes(type(model).__name__)
+    mixed: list[Trial] = []
+    for probe in own:
+        trial = trial_of(probe)
+        if structure(trial.model) == wanted:
+            return [trial]
+    for probe in own:
+        config = {**probe.config, **wanted["config"]}
+        try:
+            trial = trial_of(probe, config)
+        except Exception as error:  # noqa: BLE001  numbers of one structure that another's __init__ refuses
+            log.debug("the probe %s does not serve: %s", probe.name, error)
+            continue
+        if structure(trial.model) == wanted:
+            mixed.append(trial)
+            break
+    return mixed
+
+
+def _derive_from(
+    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, unproven: bool
+) -> Plan:
+    bare = on_meta(model)
+    if inputs is None:
+        guessed = guess_inputs(bare)
+        given: list[Mapping[str, Any]] = [guessed]
+    else:
+        given = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    small = bare
+    if sum(parameter.numel() for parameter in bare.parameters()) > MOST:
+        small = shortened(bare)
+    count = sum(parameter.numel() for parameter in small.parameters())
+    calls = {str(index): _converted(call, None) for index, call in enumerate(given)}
+    if count > MOST:
+        if not unproven:
+            raise PlanError(
+                f"{type(model).__name__} is too large to compare a derived plan's values: {count:,} parameters in two "
+                f"blocks of each list, {MOST:,} at most",
+                hint="derive the plan with a smaller configuration of the same structure: the plan serves both",
+            )
+        proposal = Derivation.of(bare, calls).propose(2)
+        return portable(proposal.plan, bare)
+    arguments = [_arguments(call) for call in given]
+    arguments += [_arguments(call) for call in map(_other_batch, given) if call is not None and _runs(small, call)]
+    plan, _ = prove_trial(Trial(small, calls, arguments))
+    resolve(plan, model, 1)
+    return plan
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` with its parameters on meta and everything else as it is."""
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, memo).eval()
+
+
+def shortened(model: nn.Module, count: int = 2) -> nn.Module:
+    """A copy with at most ``count`` elements of every list of blocks that are alike."""
+    small = copy.deepcopy(model)
+    for module in list(small.modules()):
+        if isinstance(module, nn.ModuleList) and len(module) > count and len({type(item) for item in module}) == 1:
+            del module[count:]
+    return small
+
+
+def _arguments(call: Mapping[str, Any]) -> Arguments:
+    return lambda: _converted(call, torch.float64)
+
+
+def _converted(value: Any, dtype: torch.dtype | None) -> Any:
+    """Inputs on the CPU; floating-point ones in ``dtype`` if it is given. Meta tensors get random values."""
+    if isinstance(value, torch.Tensor):
+        if value.is_meta:
+            value = (
+                torch.zeros(value.shape, dtype=value.dtype)
+                if not value.is_floating_point()
+                else torch.randn(value.shape, dtype=value.dtype, generator=torch.Generator().manual_seed(value.numel()))
+            )
+        value = value.detach().cpu()
+        return value.to(dtype) if dtype is not None and value.is_floating_point() else value.clone()
+    if isinstance(value, Mapping):
+        return {key: _converted(item, dtype) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_converted(item, dtype) for item in value)
+    return value
+
+
+def _other_batch(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The call at another batch size, where every tensor begins with the same one."""
+    batches = {value.shape[0] if value.dim() else 0 for value in call.values() if isinstance(value, torch.Tensor)}
+    if len(batches) != 1 or batches == {0}:
+        return None
+    batch = batches.pop()
+    pick = slice(0, 1) if batch > 1 else None
+
+    def other(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value[pick] if pick else torch.cat([value, value.flip(0) * 0.5 if value.is_floating_point() else value])
+
+    return {name: other(value) for name, value in call.items()}
+
+
+def _runs(model: nn.Module, call: Mapping[str, Any]) -> bool:
+    try:
+        Derivation.of(model, {"": _converted(call, None)})
+    except VitrailError:
+        return False
+    return True
+
+
+def model_class(name: str) -> type[Any]:
+    """The class of diffusers that is called ``name``. Raises `UsageError` with what is close."""
+    import difflib
+
+    import diffusers
+    import diffusers.models
+
+    if isinstance(found := getattr(diffusers, name, None), type):
+        return found
+    for info in pkgutil.walk_packages(diffusers.models.__path__, "diffusers.models."):
+        if "transformer" not in info.name and "controlnet" not in info.name:
+            continue
+        try:
+            module = importlib.import_module(info.name)
+        except Exception as error:  # noqa: BLE001  a module whose optional dependency is missing
+            log.debug("%s cannot be imported: %s", info.name, error)
+            continue
+        if isinstance(found := getattr(module, name, None), type):
+            return found
+    close = difflib.get_close_matches(name, probe_names(), 3)
+    raise UsageError(
+        f"diffusers {diffusers.__version__} has no class {name}",
+        hint=f"did you mean {', '.join(close)}?" if close else "name a class, a model's folder or file.py:Class",
+    )
+
+
+Builder = Callable[[], nn.Module]

@@ -1,0 +1,198 @@
+"""Comparing values: a plan is right when all ranks together give what the whole model gives.
+
+The ranks are simulated in one process with real reductions (`.simulate`), on random weights, in float64 throughout.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import PlanError, UnsupportedError, VitrailError
+from ..plan import Plan, resolve
+from ..plan.derive import Derivation, Proposal
+from ..plan.derive.record import tensors_in
+from ..plan.derive.trace import first_line
+from .simulate import Ranks, run_all, shard_all
+from .wide import Wide, dense_flex_attention
+
+TOLERANCE = 1e-9
+Arguments = Callable[[], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``error`` is the largest difference over the largest value, NaN and infinity being infinite.
+
+    ``trouble`` says what stopped the ranks, if they did not get to the end. ``collectives`` are those of one call.
+    """
+
+    degree: int
+    error: float
+    trouble: str = ""
+    collectives: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.trouble and self.error <= TOLERANCE
+
+
+def relative_error(given: Any, expected: Any) -> float:
+    """The largest difference between two outputs, relative to the largest value of each tensor."""
+    ours, theirs = list(tensors_in(given)), list(tensors_in(expected))
+    if len(ours) != len(theirs):
+        return math.inf
+    worst = 0.0
+    for own, other in zip(ours, theirs, strict=True):
+        if own.shape != other.shape:
+            return math.inf
+        if not own.numel():
+            continue
+        if not own.is_floating_point() and not own.is_complex():
+            worst = worst if torch.equal(own, other) else math.inf
+            continue
+        scale = float(other.abs().max())
+        error = float((own - other).abs().max())
+        error = error / scale if scale > 0 else error
+        worst = max(worst, error if math.isfinite(error) else math.inf)
+    return worst
+
+
+def whole(model: nn.Module, arguments: Arguments) -> Any:
+    """The output of the whole model, in float64 throughout."""
+    with torch.no_grad(), Wide():
+        return model(**arguments())
+
+
+def compare(plan: Plan, model: nn.Module, calls: Sequence[Arguments], degree: int) -> Comparison:
+    """The sharded ``model``, whole and in float64, against itself on every call."""
+    with one_thread(), dense_flex_attention():
+        references = [whole(model, arguments) for arguments in calls]
+        return _against(plan, model, calls, references, degree)
+
+
+def _against(
+    plan: Plan, model: nn.Module, calls: Sequence[Arguments], references: Sequence[Any], degree: int
+) -> Comparison:
+    ranks = Ranks(degree)
+    worst = 0.0
+    try:
+        models = shard_all(model, resolve(plan, model, degree), ranks)
+        for arguments, reference in zip(calls, references, strict=True):
+            ranks.calls.clear()
+            for output in run_all(models, ranks, arguments):
+                worst = max(worst, relative_error(output, reference))
+    except VitrailError as error:
+        return Comparison(degree, math.inf, str(error).splitlines()[0])
+    except Exception as error:  # noqa: BLE001  a slice that a stranger's forward cannot take
+        return Comparison(degree, math.inf, first_line(error))
+    return Comparison(degree, worst, collectives=len(ranks.calls))
+
+
+def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+    """A copy on the CPU in float64 with random weights, none of them 0 or 1: those would hide a fault."""
+    memo: dict[int, Any] = {}
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in memo:
+                continue
+            value = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+            if parameter.dim() > 1:
+                value /= max(1, parameter.numel() // parameter.shape[0]) ** 0.5
+            elif name == "bias":
+                value *= 0.1
+            else:
+                value = 1 + 0.3 * value
+            memo[id(parameter)] = nn.Parameter(value, requires_grad=False)
+    trial = copy.deepcopy(model, memo)
+    for name, buffer in trial.named_buffers():
+        if buffer.is_floating_point():
+            owner, _, attribute = name.rpartition(".")
+            setattr(trial.get_submodule(owner), attribute, buffer.double())
+    return trial.eval()
+
+
+def prove(
+    derivation: Derivation, model: nn.Module, calls: Sequence[Arguments], degrees: Sequence[int], degree: int = 2
+) -> tuple[Proposal, list[Comparison]]:
+    """The largest proposal whose values are right, and the comparisons that say so.
+
+    ``model`` is the recorded one, or a smaller one of the same structure, as `randomised` makes it. An axis whose
+    values are wrong is excluded, with the reason. Raises `PlanError` when nothing is left, `UnsupportedError` when
+    the whole model itself gives nothing to compare with.
+    """
+    with one_thread(), dense_flex_attention():
+        try:
+            references = [whole(model, arguments) for arguments in calls]
+        except Exception as error:
+            raise UnsupportedError(
+                f"{type(model).__name__} cannot be run in float64 on the CPU to compare a plan with: "
+                f"{first_line(error)}"
+            ) from error
+        if not all(_finite(reference) for reference in references):
+            raise UnsupportedError(
+                f"{type(model).__name__} gives NaN or infinity on random weights: nothing to compare"
+            )
+
+        def check(proposal: Proposal) -> list[Comparison]:
+            found = []
+            for number in degrees:
+                found.append(_against(proposal.plan, model, calls, references, number))
+                if not found[-1].ok:
+                    break
+            return found
+
+        for _ in range(16):
+            proposal = derivation.propose(degree)
+            found = check(proposal)
+            if all(comparison.ok for comparison in found):
+                return proposal, found
+            if not proposal.axes:
+                break
+            _drop(derivation, proposal, check)
+    trouble = found[-1].trouble or f"it is off by {found[-1].error:.1e}"
+    raise PlanError(f"no plan for {type(model).__name__} gives the whole model's values: {trouble}")
+
+
+def _drop(derivation: Derivation, proposal: Proposal, check: Callable[[Proposal], list[Comparison]]) -> None:
+    """Exclude every axis that is wrong by itself; if none is, the one without which the others are right."""
+    wrong: dict[str, Comparison] = {}
+    for axis in proposal.axes:
+        alone = derivation.only(proposal, frozenset({axis})).propose(2)
+        found = check(alone)[-1]
+        if not found.ok:
+            wrong[axis] = found
+    if not wrong:
+        for axis in proposal.axes:
+            others = derivation.only(proposal, frozenset(proposal.axes) - {axis}).propose(2)
+            if check(others)[-1].ok:
+                wrong[axis] = Comparison(2, math.inf, "it does not go together with the others")
+                break
+    if not wrong:
+        wrong = dict.fromkeys(proposal.axes, Comparison(2, math.inf, "the axes are not right together"))
+    for axis, comparison in wrong.items():
+        why = comparison.trouble or f"the values would be off by {comparison.error:.0e}"
+        derivation.exclude(proposal, axis, f"sharded, {why}")
+
+
+def _finite(output: Any) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors_in(output) if tensor.is_floating_point())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The simulated ranks are threads: more of torch's own would only be in their way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
