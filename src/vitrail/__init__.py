@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from diffusers import ParallelConfig, TensorParallelConfig
 
     from .apply.entry import apply_tensor_parallel, enable_parallelism, from_pretrained
+    from .apply.planning import derive_plan
     from .apply.sharded import is_sharded, sharding_of
     from .bundled import model_folder
     from .plan import Plan
@@ -22,6 +23,7 @@ _HOMES = {
     "TensorParallelConfig": "diffusers",
     "Plan": "vitrail.plan",
     "apply_tensor_parallel": "vitrail.apply.entry",
+    "derive_plan": "vitrail.apply.planning",
     "enable_parallelism": "vitrail.apply.entry",
     "from_pretrained": "vitrail.apply.entry",
     "is_sharded": "vitrail.apply.sharded",
@@ -36,6 +38,7 @@ __all__ = [
     "TensorParallelConfig",
     "__version__",
     "apply_tensor_parallel",
+    "derive_plan",
     "enable_parallelism",
     "errors",
     "from_pretrained",

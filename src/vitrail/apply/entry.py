@@ -10,13 +10,13 @@ import torch.distributed as dist
 from diffusers import TensorParallelConfig
 from torch import nn
 
-from ..errors import DisagreementError, UnsupportedError, UsageError
-from ..plan import ResolvedPlan, resolve
+from ..errors import DisagreementError, UnsupportedError, UsageError, VitrailError
+from ..plan import Plan, ResolvedPlan, resolve
 from .agree import Agreement
 from .install import install, slice_tensors
 from .load import Request, load
 from .mesh import Placement, degree_of, place, read_config
-from .planning import PlanLike, plan_for
+from .planning import PlanLike, known_plan, plan_for
 from .sharded import Sharding, is_sharded, mark
 from .watchdog import watch
 
@@ -44,8 +44,13 @@ def apply_tensor_parallel(
     if _alone(tensor):
         return model
     _refuse(model)
-    resolved = resolve(plan_for(model, tp_plan), model, degree_of(tensor))
-    placement = place(tensor, device)
+    plan = known_plan(model, tp_plan)
+    placement = None
+    if plan is None:
+        placement = place(tensor, device)
+        plan = _shared_plan(model, placement)
+    resolved = resolve(plan, model, degree_of(tensor))
+    placement = placement or place(tensor, device)
     _compare({**_described(model, resolved), **_weights(model)}, placement)
     slice_tensors(model, resolved.shards, placement.axis.index)
     _finish(model, resolved, placement, whole)
@@ -81,15 +86,35 @@ def from_pretrained(
         return cls.from_pretrained(path, **arguments)  # type: ignore[attr-defined,no-any-return]
     request = Request.of(cls, path, arguments)
     model = request.skeleton()
-    resolved = resolve(plan_for(model, plan), model, degree_of(tensor))
     checkpoint = request.checkpoint(model)
-    placement = place(tensor, device)
+    chosen = known_plan(model, plan)
+    placement = None
+    if chosen is None:
+        placement = place(tensor, device)
+        chosen = _shared_plan(model, placement)
+    resolved = resolve(chosen, model, degree_of(tensor))
+    placement = placement or place(tensor, device)
     _compare({**_described(model, resolved), "dtype": str(request.dtype)}, placement)
     load(model, checkpoint, resolved.shards, placement.axis.index, request.dtype_for(model), placement.device)
     _finish(model, resolved, placement, whole)
     model.eval()
     assert isinstance(model, cls)
     return model
+
+
+def _shared_plan(model: nn.Module, placement: Placement) -> Plan:
+    """A plan that the axis' first rank finds in the cache or derives, and the others receive."""
+    told: list[Any] = [None]
+    if placement.axis.index == 0:
+        try:
+            told = [(plan_for(model).to_document(), None)]
+        except VitrailError as error:
+            told = [(None, error)]
+    dist.broadcast_object_list(told, src=placement.axis.ranks[0], group=placement.host_group)
+    document, failure = told[0]
+    if failure is not None:
+        raise failure
+    return Plan.from_document(document, source="derived")
 
 
 def _alone(config: TensorParallelConfig) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import logging
 import os
@@ -38,6 +39,11 @@ MOST = 60_000_000
 
 def plan_for(model: nn.Module, given: PlanLike = None) -> Plan:
     """The caller's plan, else the catalog's, else an earlier derivation's, else one derived now."""
+    return known_plan(model, given) or cached(model) or derive_plan(model)
+
+
+def known_plan(model: nn.Module, given: PlanLike = None) -> Plan | None:
+    """The caller's plan or the catalog's: what every rank finds by itself. Raises for a U-Net, which has none."""
     if isinstance(given, Plan):
         return given
     if given is not None:
@@ -55,7 +61,7 @@ def plan_for(model: nn.Module, given: PlanLike = None) -> Plan:
             f"{name} is a U-Net: its convolutions and skips leave little to shard, and there is no plan for it",
             hint="run it unsharded (--tp 1)",
         )
-    return cached(model) or derive_plan(model)
+    return None
 
 
 # -- the cache
@@ -195,20 +201,45 @@ def _probe_trials(model: nn.Module) -> list[Trial]:
     return mixed
 
 
+def _probe_calls(model: nn.Module) -> tuple[dict[str, Mapping[str, Any]], list[Arguments]] | None:
+    """The calls of the class's probes that ``model``, of a structure none of them has, can run."""
+    names = dict(getattr(model, "config", {}))
+    calls: dict[str, Mapping[str, Any]] = {}
+    arguments: list[Arguments] = []
+    for probe in probes(type(model).__name__):
+        for variant in probe.inputs:
+            try:
+                call = probe.make(variant, 0, config=names)
+            except VitrailError:
+                continue
+            if _runs(model, call):
+                calls[f"{probe.name}, {variant}"] = call
+                arguments += [
+                    functools.partial(probe.make, variant, size, config=names, dtype=torch.float64)
+                    for size in range(len(probe.sizes))
+                ]
+    return (calls, arguments) if calls else None
+
+
+def trials_for(model: nn.Module, inputs: Sequence[Mapping[str, Any]] | None = None) -> Trial:
+    """A small model of the structure of ``model`` and calls to try it with: what a plan for it is proven on."""
+    if inputs is None and is_known(type(model)) and (found := _probe_trials(model)):
+        return found[0]
+    bare = on_meta(model)
+    if inputs is None and is_known(type(model)) and (reached := _probe_calls(bare)):
+        return Trial(bare, *reached)
+    given = [guess_inputs(bare)] if inputs is None else list(inputs)
+    small = bare if sum(parameter.numel() for parameter in bare.parameters()) <= MOST else shortened(bare)
+    calls = {str(index): _converted(call, None) for index, call in enumerate(given)}
+    others = [call for call in map(_other_batch, given) if call is not None and _runs(small, call)]
+    return Trial(small, calls, [_arguments(call) for call in [*given, *others]])
+
+
 def _derive_from(
     model: nn.Module, inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, unproven: bool
 ) -> Plan:
-    bare = on_meta(model)
-    if inputs is None:
-        guessed = guess_inputs(bare)
-        given: list[Mapping[str, Any]] = [guessed]
-    else:
-        given = [inputs] if isinstance(inputs, Mapping) else list(inputs)
-    small = bare
-    if sum(parameter.numel() for parameter in bare.parameters()) > MOST:
-        small = shortened(bare)
-    count = sum(parameter.numel() for parameter in small.parameters())
-    calls = {str(index): _converted(call, None) for index, call in enumerate(given)}
+    trial = trials_for(model, None if inputs is None else [inputs] if isinstance(inputs, Mapping) else inputs)
+    count = sum(parameter.numel() for parameter in trial.model.parameters())
     if count > MOST:
         if not unproven:
             raise PlanError(
@@ -216,11 +247,9 @@ def _derive_from(
                 f"blocks of each list, {MOST:,} at most",
                 hint="derive the plan with a smaller configuration of the same structure: the plan serves both",
             )
-        proposal = Derivation.of(bare, calls).propose(2)
-        return portable(proposal.plan, bare)
-    arguments = [_arguments(call) for call in given]
-    arguments += [_arguments(call) for call in map(_other_batch, given) if call is not None and _runs(small, call)]
-    plan, _ = prove_trial(Trial(small, calls, arguments))
+        bare = on_meta(model)
+        return portable(Derivation.of(bare, trial.calls).propose(2).plan, bare)
+    plan, _ = prove_trial(trial)
     resolve(plan, model, 1)
     return plan
 

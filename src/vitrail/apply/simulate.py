@@ -49,6 +49,11 @@ class Ranks:
         self._barrier.wait(TIMEOUT)
         return [item for _, item in slots], number
 
+    @property
+    def broken(self) -> bool:
+        """Whether a rank gave up: the group is of no more use."""
+        return self._barrier.broken
+
     def abort(self) -> None:
         self._barrier.abort()
 

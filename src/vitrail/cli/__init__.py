@@ -11,7 +11,9 @@ from cyclopts import App, CycloptsError
 from .. import __version__, env
 from ..errors import VitrailError
 from .generate import generate
+from .plan import plan
 from .show import fail
+from .verify import verify
 
 app = App(
     name="vitrail",
@@ -21,6 +23,8 @@ app = App(
     version_flags=["--version"],
 )
 app.command(generate, name="generate")
+app.command(plan, name="plan")
+app.command(verify, name="verify")
 
 
 def main(arguments: list[str] | None = None) -> None:

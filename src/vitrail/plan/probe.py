@@ -130,6 +130,8 @@ class _Maker:
 
     def _tensor(self, kind: str, shape_text: str, limit: str | None) -> torch.Tensor:
         shape = [evaluate(part, self.names) for part in _split(shape_text)]
+        if not all(isinstance(size, int) and size >= 0 for size in shape):
+            raise PlanError(f"the shape [{shape_text}] comes to {shape}: this configuration has no such input")
         on_meta = self.device == "meta"
         place: dict[str, Any] = {"device": "meta"} if on_meta else {"generator": self.generator}
         if kind == "float":

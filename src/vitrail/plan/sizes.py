@@ -146,8 +146,8 @@ class Sizes:
         size, rest = divmod(equation.total - constant, slope)
         if rest or size < 1:
             raise PlanError(
-                f"{self.where}: {equation.seen_in} is {equation.total}, which leaves no whole size for axis {name!r} in "
-                f"{str(equation.formula)!r}"
+                f"{self.where}: {equation.seen_in} is {equation.total}, which leaves no whole size for axis {name!r} "
+                f"in {str(equation.formula)!r}"
             )
         self._known[self._at(name, equation.key)] = size
         self._seen[self._at(name, equation.key)] = equation.seen_in

@@ -31,7 +31,13 @@ class Interrupted(Exception):
 
 
 def launch(request: Request, folder: Path) -> dict[str, Any]:
-    """Start ``request.tp`` ranks, wait for them, and give their report.
+    """Start ``request.tp`` ranks, wait for them, and give their report. Raises what `launch_ranks` does."""
+    assert request.tp is not None
+    return launch_ranks(request.tp, "vitrail.run.rank", request.to_json(), str(folder))
+
+
+def launch_ranks(degree: int, module: str, job: str, *arguments: str) -> dict[str, Any]:
+    """Start ``degree`` ranks of ``python -m module JOB.json arguments``, and give the report that rank 0 leaves.
 
     The first rank that fails ends the run. Raises that rank's own error, or `RankError` naming the signal that
     ended it; `Interrupted` after Ctrl-C, with no process left.
@@ -40,14 +46,13 @@ def launch(request: Request, folder: Path) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    assert request.tp is not None
-    with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch, _environment(request.tp), _silence():
-        request_file = Path(scratch) / "request.json"
-        request_file.write_text(request.to_json(), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch, _environment(degree), _silence():
+        job_file = Path(scratch) / "job.json"
+        job_file.write_text(job, encoding="utf-8")
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=request.tp,
+            nproc_per_node=degree,
             run_id=f"vitrail-{os.getpid()}",
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
@@ -57,7 +62,7 @@ def launch(request: Request, folder: Path) -> dict[str, Any]:
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "vitrail.run.rank", str(request_file), str(folder))
+            elastic_launch(config, sys.executable)("-m", module, str(job_file), *arguments)
         except ChildFailedError as error:
             print(file=sys.stderr)  # rank 0's progress bar may stand there unfinished
             raise told(error.failures) from None

@@ -1,0 +1,1 @@
+"""Is what is sharded right? Compared with the unsharded model, module by module."""

@@ -1,0 +1,76 @@
+"""Dropping every collective in turn: a comparison that does not notice is no comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..apply.prove import TOLERANCE, Arguments, one_thread, relative_error, whole
+from ..apply.simulate import Ranks, run_all, shard_all
+from ..apply.wide import dense_flex_attention
+from ..plan import ResolvedPlan
+from .outputs import differences, recorded
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``dropped`` collectives, one at a time; ``unnoticed`` are the modules of those that changed nothing.
+
+    ``planned`` is how many the plan's modules should run, by how often the whole model runs them.
+    """
+
+    dropped: int
+    planned: int
+    unnoticed: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.unnoticed and self.dropped == self.planned
+
+
+def mutate(resolved: ResolvedPlan, model: nn.Module, arguments: Arguments) -> Mutation:
+    """Try every collective of one call of ``model`` (whole, in float64). The ranks are simulated."""
+    names = {id(module): name for name, module in model.named_modules()}
+    with one_thread(), dense_flex_attention():
+        with recorded(model) as expected:
+            reference = whole(model, arguments)
+        ranks = Ranks(resolved.degree)
+        models = shard_all(model, resolved, ranks)
+        own = [{id(module): name for name, module in copy.named_modules()} for copy in models]
+        run_all(models, ranks, arguments)
+        trace = [(what, own[0][id(module)]) for what, module, _ in ranks.calls]
+        unnoticed = []
+        for number in range(len(trace)):
+            ranks.calls.clear()
+            ranks.dropped = number
+            if not _noticed(models, ranks, arguments, reference, expected):
+                unnoticed.append(f"{trace[number][0]} in {trace[number][1]}")
+            if ranks.broken:
+                ranks = Ranks(resolved.degree)
+                models = shard_all(model, resolved, ranks)
+    assert names
+    return Mutation(len(trace), _planned(resolved, expected.calls, trace), tuple(unnoticed))
+
+
+def _noticed(
+    models: Sequence[nn.Module], ranks: Ranks, arguments: Arguments, reference: object, expected: object
+) -> bool:
+    with recorded(models[0]) as given:
+        try:
+            outputs = run_all(models, ranks, arguments)
+        except Exception:  # noqa: BLE001  ranks that no longer meet have noticed, whatever they raise
+            return True
+    if max((relative_error(output, reference) for output in outputs), default=math.inf) > TOLERANCE:
+        return True
+    return any(difference.error > TOLERANCE for difference in differences(given, expected))  # type: ignore[arg-type]
+
+
+def _planned(resolved: ResolvedPlan, calls: Sequence[tuple[str, object]], trace: Sequence[tuple[str, str]]) -> int:
+    """The collectives of the plan's modules; a held parameter's are as many as it is read."""
+    communicating = {name for name, style in resolved.styles.items() if style in ("rowwise", "gathered", "norm")}
+    held = {name.rpartition(".")[0] for name in resolved.held}
+    count = sum(name in communicating for name, _ in calls)
+    return count + sum(name in held and name not in communicating for _, name in trace)

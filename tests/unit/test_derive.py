@@ -1,0 +1,163 @@
+"""Derivation: what it finds on models made to show one thing each, and that it knows no class by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import vitrail
+from vitrail.apply.planning import derive_plan
+from vitrail.apply.prove import compare, randomised
+from vitrail.errors import PlanError, UnsupportedError
+from vitrail.plan import Plan, catalog, derive, resolve
+from vitrail.plan.norms import recognise
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        made: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return made
+
+
+class Stack(nn.Module):
+    def __init__(self, width: int = 35, heads: int = 5) -> None:
+        super().__init__()
+        self.embed = nn.Linear(9, width)
+        self.blocks = nn.ModuleList(Attention(width, heads) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+X = {"x": torch.randn(2, 11, 9)}
+
+
+def test_no_class_of_diffusers_is_named_in_the_rules() -> None:
+    names = set(catalog.probe_names()) | {
+        "Flux",
+        "Wan",
+        "Qwen",
+        "Sana",
+        "Hunyuan",
+        "CogVideo",
+        "LTX",
+        "Cosmos",
+        "diffusers",
+    }
+    for file in Path(derive.__file__).parent.glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert not [name for name in names if re.search(rf"\b{name}", text)], file.name
+
+
+def test_a_fused_projection_and_the_attribute_that_counts_its_heads() -> None:
+    plan = derive_plan(Stack(), X, keep=False)
+    rules = {rule.module: (rule.style, rule.parts) for rule in plan.rules}
+    assert rules["blocks.*.qkv"] == ("colwise", ("3*heads*head_dim",))
+    assert rules["blocks.*.out"] == ("rowwise", ("heads*head_dim",))
+    assert plan.attributes == {"blocks.*.heads": "heads"}
+    assert plan.verified["degrees"] == [2, 3, 4]
+    assert plan.verified["error"] <= 1e-9
+
+
+def test_a_plan_serves_other_sizes_of_the_same_structure() -> None:
+    plan = derive_plan(Stack(), X, keep=False)
+    other = Stack(width=96, heads=12)
+    resolved = resolve(plan, other, 5)
+    assert resolved.attributes[("blocks.1", "heads")] == (3, 3, 2, 2, 2)
+    call = {"x": torch.randn(1, 7, 9, dtype=torch.float64)}
+    assert compare(plan, randomised(other), [lambda: call], 5).ok
+
+
+def test_more_ranks_than_heads_are_refused() -> None:
+    plan = derive_plan(Stack(), X, keep=False)
+    with pytest.raises(PlanError, match=r"over 6 ranks: heads \(attention heads\) has 5 units, fewer than 6") as caught:
+        resolve(plan, Stack(), 6)
+    assert caught.value.hint == "degrees that would do: 1 to 5"
+
+
+def test_inputs_are_guessed_where_none_are_given() -> None:
+    assert derive_plan(Stack(), keep=False).attributes == {"blocks.*.heads": "heads"}
+
+
+def test_a_forward_that_cannot_be_traced_is_refused_with_the_place() -> None:
+    class Reads(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = super().forward(x)
+            return made if made.isnan().nonzero().tolist() else made[0].item()  # type: ignore[no-any-return]
+
+    with pytest.raises(UnsupportedError, match=r"Reads cannot be (traced|run)"):
+        derive_plan(Reads(), X, keep=False)
+
+
+def test_modules_that_no_call_reached_raise_when_they_run() -> None:
+    class Branches(Stack):
+        def __init__(self) -> None:
+            super().__init__()
+            self.extra = nn.Linear(35, 35)
+
+        def forward(self, x: torch.Tensor, extra: bool = False) -> torch.Tensor:
+            made = super().forward(x)
+            return self.extra(made) if extra else made  # type: ignore[no-any-return]
+
+    plan = derive_plan(Branches(), X, keep=False)
+    assert plan.untraced == ("extra",)
+    model = randomised(Branches())
+    found = compare(plan, model, [lambda: {"x": torch.randn(2, 3, 9, dtype=torch.float64), "extra": True}], 2)
+    assert "extra ran, which the sharding plan knows nothing of" in found.trouble
+    reached = derive_plan(Branches(), [X, {**X, "extra": True}], keep=False)
+    assert reached.untraced == ()
+
+
+def test_a_wrong_plan_is_noticed() -> None:
+    plan = derive_plan(Stack(), X, keep=False)
+    document = plan.to_document()
+    document["modules"]["blocks.*.qkv"]["parts"] = ["heads*3*head_dim"]  # the order of another model's projection
+    found = compare(
+        Plan.from_document(document), randomised(Stack()), [lambda: {"x": torch.randn(2, 3, 9, dtype=torch.float64)}], 2
+    )
+    assert not found.ok
+    assert found.error > 1e-3
+
+
+class Scaled(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5).to(x.dtype) * (1 + self.scale)
+
+
+@pytest.mark.parametrize(
+    "module, expected",
+    [
+        (nn.RMSNorm(12, eps=1e-6), ("rms", 1e-6, 0.0)),
+        (nn.LayerNorm(12), ("layer", 1e-5, 0.0)),
+        (nn.LayerNorm(12, elementwise_affine=False), ("layer", 1e-5, 0.0)),
+        (Scaled(12), ("rms", 1e-5, 1.0)),
+        (nn.Softmax(-1), None),
+        (nn.Identity(), None),
+    ],
+)
+def test_norms_are_told_by_what_they_compute(module: nn.Module, expected: tuple[str, float, float] | None) -> None:
+    norm = recognise(module, 12)
+    assert (None if norm is None else (norm.kind, norm.eps, norm.weight_offset)) == expected
+
+
+def test_the_public_name() -> None:
+    assert vitrail.derive_plan is derive_plan
