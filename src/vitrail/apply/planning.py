@@ -21,6 +21,7 @@ from .. import env
 from ..errors import PlanError, UnsupportedError, UsageError, VitrailError
 from ..plan import Plan, from_diffusers, resolve
 from ..plan.catalog import is_known, lookup, probe_names, probes
+from ..plan.compose import compose, held_models
 from ..plan.derive import RULES_VERSION, Derivation
 from ..plan.derive.portable import portable
 from ..plan.guess import guess_inputs
@@ -55,6 +56,9 @@ def known_plan(model: nn.Module, given: PlanLike = None) -> Plan | None:
         return from_diffusers(given, model)
     if (plan := lookup(model)) is not None:
         return plan
+    inner = {name: lookup(child) for name, child in held_models(model).items()}
+    if inner and all(inner.values()):
+        return compose(model, {name: plan for name, plan in inner.items() if plan is not None}, "catalog")
     name = type(model).__name__
     if "UNet" in name or (is_known(type(model)) and "unet" in type(model).__module__):
         raise UnsupportedError(

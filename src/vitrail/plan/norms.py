@@ -35,8 +35,26 @@ class Norm:
     weight_offset: float = 0.0
 
 
+_seen: dict[object, Norm | None] = {}
+
+
 def recognise(module: nn.Module, width: int) -> Norm | None:
-    """The norm that ``module`` computes over a last dimension of ``width`` elements, or None. Works on meta modules."""
+    """The norm that ``module`` computes over a last dimension of ``width`` elements, or None. Works on meta modules.
+
+    Modules of one class with equal settings are tried once.
+    """
+    settings = {
+        name: value for name, value in vars(module).items() if isinstance(value, (bool, int, float, str, tuple))
+    }
+    key = (type(module), width, repr(sorted(settings.items())), tuple(name for name, _ in module.named_parameters()))
+    if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+        return _try(module, width)
+    if key not in _seen:
+        _seen[key] = _try(module, width)
+    return _seen[key]
+
+
+def _try(module: nn.Module, width: int) -> Norm | None:
     if any(module.children()):
         return None
     parameters = {name: parameter for name, parameter in module.named_parameters() if parameter is not None}

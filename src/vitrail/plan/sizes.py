@@ -101,8 +101,12 @@ class Sizes:
                 self._seen[self._at(name, key)] = "its declaration"
 
     def _read(self, text: str, key: str, what: str) -> int | None:
-        """A key of the configuration, or an attribute of a module (the first that the pattern matches)."""
+        """A key of the configuration (``part:key`` for a part's own), or an attribute of a module.
+
+        Of the modules that a pattern matches, the first that has the attribute serves.
+        """
         value: Any = None
+        owner, colon, text = text.rpartition(":")
         if "." in text:
             pattern, _, attribute = text.rpartition(".")
             if key and "*" in pattern:
@@ -114,7 +118,7 @@ class Sizes:
             if value is None:
                 return None
         else:
-            config: Any = getattr(self.model, "config", {})
+            config: Any = getattr(self.model.get_submodule(owner) if colon else self.model, "config", {})
             value = config.get(text) if hasattr(config, "get") else None
         if isinstance(value, bool) or not isinstance(value, int):
             raise PlanError(
