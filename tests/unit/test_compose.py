@@ -31,13 +31,11 @@ def test_multi_controlnets(wrapper: type[nn.Module], part: str) -> None:
 
     def arguments() -> dict[str, object]:
         given = dict(trial.arguments[0]())
-        for name in ("controlnet_cond", "conditioning_scale", "controlnet_mode"):
-            given[name] = [given.get(name, 1.0 if name == "conditioning_scale" else None)] * 2
-        return {
-            name: value
-            for name, value in given.items()
-            if name != "controlnet_mode" or wrapper is FluxMultiControlNetModel
-        }
+        given["controlnet_cond"] = [given["controlnet_cond"]] * 2
+        given["conditioning_scale"] = [1.0, 0.5]
+        if wrapper is FluxMultiControlNetModel:
+            given["controlnet_mode"] = [torch.zeros(2, dtype=torch.long)] * 2
+        return given
 
     with torch.no_grad():
         found = compare(plan, model, [arguments], 3)
