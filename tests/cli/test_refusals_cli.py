@@ -241,7 +241,7 @@ def test_one_line_a_hint_and_an_exit_code(
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (code, ""), err
     assert "Traceback" not in err
-    lines = [line for line in err.splitlines() if line and "it/s" not in line]  # a progress bar may come before
+    lines = [line for line in err.splitlines() if line and "%|" not in line]  # a progress bar may come before
     assert lines[0].startswith("error: ")
     assert error in lines[0]
     if hint is not None:

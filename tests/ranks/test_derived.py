@@ -56,6 +56,32 @@ def test_ragged_heads_on_three_ranks(ranks: Pools, name: str) -> None:
     assert sum(held for _, held in results) < total * 1.1
 
 
+@torch.no_grad()
+def run_compiled(name: str) -> tuple[float, int, int]:
+    import torch._dynamo.testing
+
+    trial = trial_of(catalog.probes(name)[0])
+    arguments = trial.arguments[0]
+    outputs, graphs = [], []
+    for sharded in (False, True):
+        torch._dynamo.reset()
+        model = randomised(trial.model)
+        if sharded:
+            vitrail.enable_parallelism(model, config=config())
+        counter = torch._dynamo.testing.CompileCounter()
+        model.compile_repeated_blocks(backend=counter, fullgraph=True)  # type: ignore[operator]
+        outputs.append(model(**arguments()))
+        graphs.append(counter.frame_count)
+    return relative_error(*outputs), graphs[0], graphs[1]
+
+
+@pytest.mark.parametrize("name", ["FluxTransformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel"])
+def test_sharding_costs_repeated_blocks_no_graph(ranks: Pools, name: str) -> None:
+    for error, whole, sharded in ranks(2)(run_compiled, name):
+        assert error <= LIMIT
+        assert sharded == whole
+
+
 class Mine(nn.Module):
     def __init__(self) -> None:
         super().__init__()

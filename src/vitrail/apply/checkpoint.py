@@ -149,7 +149,10 @@ class Checkpoint:
     def read(self, name: str, shard: Shard, rank: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The rank's part of tensor ``name``, converted to ``dtype``: contiguous, in memory of its own."""
         entry = self.entries[name]
-        target = torch.empty(shard.local_shape(rank), dtype=dtype or entry.dtype)
+        return shard.pad(self._read_own(entry, name, shard, rank, dtype), rank)
+
+    def _read_own(self, entry: Entry, name: str, shard: Shard, rank: int, dtype: torch.dtype | None) -> torch.Tensor:
+        target = torch.empty(shard.own_shape(rank), dtype=dtype or entry.dtype)
         if not target.numel():
             return target
         file = self._open(entry, shard)

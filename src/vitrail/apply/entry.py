@@ -26,13 +26,20 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def apply_tensor_parallel(
-    model: M, config: Any, tp_plan: PlanLike = None, *, device: str | torch.device | None = None
+    model: M,
+    config: Any,
+    tp_plan: PlanLike = None,
+    *,
+    device: str | torch.device | None = None,
+    pad: bool = False,
 ) -> M:
     """Shard ``model``, which is in memory and equal on all ranks, in place over the ranks of ``config``.
 
     ``config`` is diffusers' ``TensorParallelConfig`` or ``ParallelConfig``. ``tp_plan`` is a `vitrail.Plan`, or a flat
     dict in diffusers' form; without one it is the catalog's for the model's class. ``device`` says where the mesh is
-    when the configuration has none. The model stays on the device it is on: move it with ``.to(device)`` afterwards.
+    when the configuration has none. ``pad`` gives all ranks equal shapes, with zeros where units do not divide, for
+    compilers that make one program for all. The model stays on the device it is on: move it with ``.to(device)``
+    afterwards.
 
     Raises before anything is changed: `PlanError` for a plan that does not fit the model or the degree,
     `UnsupportedError` for a class without a plan or a model that is quantised, offloaded or adapted, `UsageError`
@@ -49,7 +56,7 @@ def apply_tensor_parallel(
     if plan is None:
         placement = place(tensor, device)
         plan = _shared_plan(model, placement)
-    resolved = resolve(plan, model, degree_of(tensor))
+    resolved = resolve(plan, model, degree_of(tensor), pad)
     placement = placement or place(tensor, device)
     _compare({**_described(model, resolved), **_weights(model)}, placement)
     slice_tensors(model, resolved.shards, placement.axis.index)
@@ -57,9 +64,16 @@ def apply_tensor_parallel(
     return model
 
 
-def enable_parallelism(model: M, *, config: Any, plan: PlanLike = None, device: str | torch.device | None = None) -> M:
+def enable_parallelism(
+    model: M,
+    *,
+    config: Any,
+    plan: PlanLike = None,
+    device: str | torch.device | None = None,
+    pad: bool = False,
+) -> M:
     """`apply_tensor_parallel` under the name diffusers has for it, with the class's own plan unless one is given."""
-    return apply_tensor_parallel(model, config, plan, device=device)
+    return apply_tensor_parallel(model, config, plan, device=device, pad=pad)
 
 
 def from_pretrained(
@@ -69,13 +83,14 @@ def from_pretrained(
     parallel_config: Any = None,
     plan: PlanLike = None,
     device: str | torch.device | None = None,
+    pad: bool = False,
     **arguments: Any,
 ) -> M:
     """``cls.from_pretrained(path, ...)``, where every rank reads and holds only its slice.
 
     ``arguments`` are diffusers' own (``subfolder``, ``dtype`` or ``torch_dtype``, ``variant``, ``revision``,
     ``token``, ...); those that contradict sharding on load (``device_map``, ``quantization_config``, ...) raise
-    `UnsupportedError`. The weights land on the mesh's device. Without a ``parallel_config`` this is diffusers' loader.
+    `UnsupportedError`. ``pad`` is as for `apply_tensor_parallel`. The weights land on the mesh's device. Without a ``parallel_config`` this is diffusers' loader.
 
     Raises `CheckpointError` for a missing, truncated or mismatching file, naming file and tensor.
     """
@@ -92,7 +107,7 @@ def from_pretrained(
     if chosen is None:
         placement = place(tensor, device)
         chosen = _shared_plan(model, placement)
-    resolved = resolve(chosen, model, degree_of(tensor))
+    resolved = resolve(chosen, model, degree_of(tensor), pad)
     placement = placement or place(tensor, device)
     _compare({**_described(model, resolved), "dtype": str(request.dtype)}, placement)
     load(model, checkpoint, resolved.shards, placement.axis.index, request.dtype_for(model), placement.device)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import UnsupportedError
-from ..layout import Ranges, Shard, take
+from ..layout import Ranges, Shard, insert_zeros, take
 from ..plan import ResolvedPlan
 from ..plan.resolve import InputCut
 from ..plan.sizes import attribute_holders
 from .collectives import Group
+from .family import Family
 from .modules import become, hold
 
 
@@ -39,6 +41,14 @@ def install(model: nn.Module, resolved: ResolvedPlan, rank: int, group: Group) -
         if name == "":
             continue  # the model itself is guarded as a whole
         become(model.get_submodule(name), resolved.styles.get(name), resolved.degree, group, resolved.norms.get(name))
+    families: dict[str, Family] = {}
+    for name, family in resolved.together.items():
+        module = model.get_submodule(name)
+        members = families.setdefault(family, Family(resolved.degree, group))
+        members.join(module)
+        vars(module)["family"] = members
+    if families:
+        model.register_forward_pre_hook(_NewStep(tuple(families.values())))
     for name, dim in resolved.held.items():
         owner, _, attribute = name.rpartition(".")
         hold(model.get_submodule(owner), attribute, dim, resolved.shards[name].shape[dim], resolved.degree, group)
@@ -58,6 +68,19 @@ def install(model: nn.Module, resolved: ResolvedPlan, rank: int, group: Group) -
         model.get_submodule(name).register_forward_pre_hook(_Untraced(name))
 
 
+class _NewStep:
+    """What was gathered in the last step is not of this one."""
+
+    def __init__(self, families: tuple[Family, ...]) -> None:
+        self.families = families
+
+    def __call__(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():  # where each module is gathered alone
+            return
+        for family in self.families:
+            family.clear()
+
+
 class _Untraced:
     """A module that no probe reached: what it does beside sharded ones is not known."""
 
@@ -75,17 +98,20 @@ class _CutInputs:
     """Takes the rank's part of arguments that are whole outside."""
 
     def __init__(self, cuts: tuple[InputCut, ...], rank: int) -> None:
-        self.cuts = [(cut.path, cut.dim, cut.whole, cut.ranges[rank]) for cut in cuts]
+        self.cuts = [
+            (cut.path, cut.dim, _Part(cut.whole, cut.ranges[rank], cut.zeros[rank] if cut.zeros else ()))
+            for cut in cuts
+        ]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = _positional(type(module))
-        for (first, *rest), dim, whole, ranges in self.cuts:
+        for (first, *rest), dim, part in self.cuts:
             if first in kwargs:
-                kwargs = {**kwargs, first: _replace(kwargs[first], rest, dim, whole, ranges)}
+                kwargs = {**kwargs, first: _replace(kwargs[first], rest, dim, part)}
                 continue
             position = int(first) if first.isdecimal() else names.index(first) if first in names else len(args)
             if position < len(args):
-                changed = _replace(args[position], rest, dim, whole, ranges)
+                changed = _replace(args[position], rest, dim, part)
                 args = (*args[:position], changed, *args[position + 1 :])
         return args, kwargs
 
@@ -100,29 +126,38 @@ def _positional(cls: type) -> list[str]:
     return _NAMES[cls]
 
 
-def _replace(value: Any, path: list[str], dim: int, whole: int, ranges: Ranges) -> Any:
+@dataclass(frozen=True)
+class _Part:
+    """What a rank takes of ``whole`` elements: ``ranges`` of them, with ``zeros`` between."""
+
+    whole: int
+    ranges: Ranges
+    zeros: Ranges
+
+
+def _replace(value: Any, path: list[str], dim: int, part: _Part) -> Any:
     if path:
         if value is None:
             return None
         if isinstance(value, Mapping):
-            return {**value, path[0]: _replace(value[path[0]], path[1:], dim, whole, ranges)}
+            return {**value, path[0]: _replace(value[path[0]], path[1:], dim, part)}
         index = int(path[0])
-        changed = _replace(value[index], path[1:], dim, whole, ranges)
+        changed = _replace(value[index], path[1:], dim, part)
         return type(value)([*value[:index], changed, *value[index + 1 :]])
     if not isinstance(value, torch.Tensor) or value.shape[dim] == 1:
         return value  # absent, or one for all
-    times, rest = divmod(value.shape[dim], whole)
+    times, rest = divmod(value.shape[dim], part.whole)
     if rest:
         raise UnsupportedError(
             f"an input of {list(value.shape)} cannot be cut for this rank: its dim {dim} should be a multiple of "
-            f"{whole}",
+            f"{part.whole}",
             hint="the sharding plan was made for other inputs: derive it with inputs like these",
         )
     if times > 1:
-        value = value.reshape(*value.shape[:dim], times, whole, *value.shape[dim + 1 :])
+        value = value.reshape(*value.shape[:dim], times, part.whole, *value.shape[dim + 1 :])
     at = dim + (times > 1)
-    if len(ranges) == 1:
-        part = value.narrow(at, ranges[0][0], ranges[0][1] - ranges[0][0])
-    else:
-        part = torch.cat([value.narrow(at, start, stop - start) for start, stop in ranges], at)
-    return part.flatten(dim, at) if times > 1 else part
+    pieces = [value.narrow(at, start, stop - start) for start, stop in part.ranges]
+    own = pieces[0] if len(pieces) == 1 else torch.cat(pieces, at)
+    if part.zeros:
+        own = insert_zeros(own, at, part.zeros)
+    return own.flatten(dim, at) if times > 1 else own

@@ -19,6 +19,7 @@ from torch import nn
 from ..plan import Style
 from ..plan.norms import Norm
 from .collectives import Group, gather_columns, gather_dim, reduce_sum
+from .family import Family
 from .guard import GuardedSlice
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,8 +49,13 @@ class GatheredLinear(GuardedSlice, nn.Linear):
 
     group: Group
     degree: int
+    family: Family | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.family is not None and not torch.compiler.is_compiling():
+            made = self.family.output(self, input)
+            if made is not None:
+                return made
         local = nn.functional.linear(input, self.weight, self.bias)
         return gather_columns(local, self.degree, self.out_features, self.group, self)
 

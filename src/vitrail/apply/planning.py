@@ -28,7 +28,7 @@ from ..plan.guess import guess_inputs
 from ..plan.probe import Probe
 from ..plan.skeleton import skeleton
 from ..plan.structure import key_of, structure
-from .prove import Arguments, Comparison, prove, randomised
+from .prove import Arguments, Comparison, prove, quiet, randomised
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +59,20 @@ def known_plan(model: nn.Module, given: PlanLike = None) -> Plan | None:
     inner = {name: lookup(child) for name, child in held_models(model).items()}
     if inner and all(inner.values()):
         return compose(model, {name: plan for name, plan in inner.items() if plan is not None}, "catalog")
+    refuse_unet(model)
+    return None
+
+
+def refuse_unet(model: nn.Module) -> None:
+    """Raise `UnsupportedError` for a U-Net, or a ControlNet made of one's blocks."""
     name = type(model).__name__
-    if "UNet" in name or (is_known(type(model)) and "unet" in type(model).__module__):
+    blocks = any(type(module).__module__.startswith("diffusers.models.unets") for module in model.modules())
+    if blocks or (is_known(type(model)) and "UNet" in name):
+        what = "is a U-Net" if "UNet" in name else "is made of a U-Net's blocks"
         raise UnsupportedError(
-            f"{name} is a U-Net: its convolutions and skips leave little to shard, and there is no plan for it",
+            f"{name} {what}: its convolutions and skips leave little to shard, and there is no plan for it",
             hint="run it unsharded (--tp 1)",
         )
-    return None
 
 
 # -- the cache
@@ -131,16 +138,19 @@ def derive_plan(
 
     Raises `UnsupportedError` when the forward cannot be traced, and says at which operation.
     """
-    if inputs is None and is_known(type(model)):
-        for trial in _probe_trials(model):
-            plan = _proven(trial)
-            resolve(plan, model, 1)
-            if keep:
-                _store(plan, model)
-            return plan
-    plan = _derive_from(model, inputs, unproven)
+    with quiet():
+        plan = _derive(model, inputs, unproven)
     if keep and inputs is None and plan.verified:
         _store(plan, model)
+    return plan
+
+
+def _derive(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, unproven: bool) -> Plan:
+    trials = _probe_trials(model) if inputs is None and is_known(type(model)) else []
+    if not trials:
+        return _derive_from(model, inputs, unproven)
+    plan, _ = prove_trial(trials[0])
+    resolve(plan, model, 1)
     return plan
 
 
@@ -177,10 +187,6 @@ def prove_trial(trial: Trial, degrees: Sequence[int] = DEGREES) -> tuple[Plan, l
         "torch": torch.__version__.split("+")[0],
     }
     return replace(plan, verified=verified), comparisons
-
-
-def _proven(trial: Trial) -> Plan:
-    return prove_trial(trial)[0]
 
 
 def _probe_trials(model: nn.Module) -> list[Trial]:

@@ -6,7 +6,9 @@ The ranks are simulated in one process with real reductions (`.simulate`), on ra
 from __future__ import annotations
 
 import copy
+import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,20 +73,25 @@ def whole(model: nn.Module, arguments: Arguments) -> Any:
         return model(**arguments())
 
 
-def compare(plan: Plan, model: nn.Module, calls: Sequence[Arguments], degree: int) -> Comparison:
+def compare(plan: Plan, model: nn.Module, calls: Sequence[Arguments], degree: int, pad: bool = False) -> Comparison:
     """The sharded ``model``, whole and in float64, against itself on every call."""
     with one_thread(), dense_flex_attention():
         references = [whole(model, arguments) for arguments in calls]
-        return _against(plan, model, calls, references, degree)
+        return _against(plan, model, calls, references, degree, pad)
 
 
 def _against(
-    plan: Plan, model: nn.Module, calls: Sequence[Arguments], references: Sequence[Any], degree: int
+    plan: Plan,
+    model: nn.Module,
+    calls: Sequence[Arguments],
+    references: Sequence[Any],
+    degree: int,
+    pad: bool = False,
 ) -> Comparison:
     ranks = Ranks(degree)
     worst = 0.0
     try:
-        models = shard_all(model, resolve(plan, model, degree), ranks)
+        models = shard_all(model, resolve(plan, model, degree, pad), ranks)
         for arguments, reference in zip(calls, references, strict=True):
             ranks.calls.clear()
             for output in run_all(models, ranks, arguments):
@@ -185,6 +192,20 @@ def _drop(derivation: Derivation, proposal: Proposal, check: Callable[[Proposal]
 
 def _finite(output: Any) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors_in(output) if tensor.is_floating_point())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A model's own warnings, once for each of many trial runs, are no news."""
+    logger = logging.getLogger("diffusers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ def plan(
     tp: int = 2,
     config: Path | None = None,
     dtype: str | None = None,
+    payload: Annotated[bool, Parameter(negative="")] = False,
     explain: str | None = None,
     plan: Path | None = None,
     fresh: Annotated[bool, Parameter(negative="")] = False,
@@ -38,6 +39,8 @@ def plan(
         A JSON file with the arguments of the class' constructor.
     dtype
         float32, bfloat16 or float16, to count bytes. Default: bfloat16.
+    payload
+        Also count what a step's collectives carry, for one ordinary picture; takes some seconds.
     explain
         A module's name: say in words how that module is sharded, and why.
     plan
@@ -51,7 +54,7 @@ def plan(
     """
     from ..run.planning import Planned, planned
 
-    found, others = planned(target, tp, config=config, plan_file=plan, dtype=dtype, fresh=fresh)
+    found, others = planned(target, tp, config=config, plan_file=plan, dtype=dtype, fresh=fresh, count_payload=payload)
     if output is not None:
         if len(found) != 1:
             raise UsageError(f"--output takes one model's plan, and {target} has {len(found)} to shard")
@@ -64,13 +67,24 @@ def plan(
         return
     if json_:
         report = {
-            "models": [item.summary.document() for item in found],
+            "models": [{**item.summary.document(), **_carried(item, dtype)} for item in found],
             "others": [vars(other) for other in others],
         }
         print(json.dumps(report, indent=2))
         return
     assert all(isinstance(item, Planned) for item in found)
-    _show(found, others)
+    _show(found, others, dtype)
+
+
+def _carried(item: Any, dtype: str | None) -> dict[str, Any]:
+    from ..run.subject import dtype_of
+
+    if item.payload is None:
+        return {}
+    return {
+        "payload_bytes": item.payload.elements * dtype_of(dtype).itemsize,
+        "payload_sizes": dict(item.payload.sizes),
+    }
 
 
 def _explain(found: list[Any], name: str, as_json: bool) -> None:
@@ -91,7 +105,7 @@ def _explain(found: list[Any], name: str, as_json: bool) -> None:
     )
 
 
-def _show(found: list[Any], others: list[Any]) -> None:
+def _show(found: list[Any], others: list[Any], dtype: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -125,6 +139,9 @@ def _show(found: list[Any], others: list[Any]) -> None:
         if min(summary.rank_parameters) != max(summary.rank_parameters):
             held = ", ".join(f"{number:,}" for number in summary.rank_parameters)
             lines.append(f"the ranks hold {held} parameters: units that do not divide are shared out raggedly")
+        for carried in [_carried(item, dtype)] if item.payload is not None else []:
+            sizes = ", ".join(f"{name} {size}" for name, size in carried["payload_sizes"].items())
+            lines.append(f"a rank puts {_bytes(carried['payload_bytes'])} into the collectives of a step, at {sizes}")
         if summary.verified:
             lines.append(
                 f"proven: the whole model's values to {summary.verified['error']:.0e}, at degrees "

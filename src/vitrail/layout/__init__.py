@@ -3,7 +3,7 @@
 from .formula import Formula, join
 from .mesh import AXIS, BACKENDS, MeshAxis
 from .ranges import Range, Ranges, normalise, share, split
-from .shard import Shard, assemble, take
+from .shard import Shard, assemble, insert_zeros, take
 
 __all__ = [
     "AXIS",
@@ -14,6 +14,7 @@ __all__ = [
     "Ranges",
     "Shard",
     "assemble",
+    "insert_zeros",
     "join",
     "normalise",
     "share",

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from .ranges import Range, Ranges, normalise
 
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|([+*()]))")
@@ -74,6 +76,41 @@ class Formula:
         """The indices a rank has, when it owns the range ``owned[name]`` of the names that are split."""
         return normalise(self._ranges(sizes, owned))
 
+    def padded(
+        self, sizes: Mapping[str, int], owned: Mapping[str, Range], most: Mapping[str, int]
+    ) -> tuple[Ranges, Ranges]:
+        """The same when every rank is given ``most[name]`` units: the indices, and where between them zeros lie.
+
+        The second ranges count the rank's own dimension, zeros included.
+        """
+        indices = self._indices(sizes, owned, most)
+        real = indices[indices >= 0]
+        positions = torch.nonzero(indices < 0).flatten()
+        return _runs(real), _runs(positions)
+
+    def _indices(self, sizes: Mapping[str, int], owned: Mapping[str, Range], most: Mapping[str, int]) -> torch.Tensor:
+        """The whole's index at every local one, -1 for a zero."""
+        if self.kind in ("name", "number"):
+            if self.name not in owned:
+                return torch.arange(self.size(sizes))
+            start, stop = owned[self.name]
+            filler = torch.full((most[self.name] - (stop - start),), -1)
+            return torch.cat([torch.arange(start, stop), filler])
+        if self.kind == "cat":
+            parts, offset = list[torch.Tensor](), 0
+            for part in self.parts:
+                own = part._indices(sizes, owned, most)
+                parts.append(torch.where(own < 0, own, own + offset))
+                offset += part.size(sizes)
+            return torch.cat(parts)
+        result = torch.zeros(1, dtype=torch.long)
+        for part in self.parts:
+            inner = part._indices(sizes, owned, most)
+            outer = result[:, None]
+            combined = outer * part.size(sizes) + inner
+            result = torch.where((outer < 0) | (inner < 0), -1, combined).flatten()
+        return result
+
     def _ranges(self, sizes: Mapping[str, int], owned: Mapping[str, Range]) -> list[Range]:
         if self.kind in ("name", "number"):
             return [owned[self.name] if self.name in owned else (0, self.size(sizes))]
@@ -129,6 +166,16 @@ class _Parser:
         if not token or token in "+*)":
             raise ValueError(f"{self.text!r} is not a formula: a name or number is missing")
         return Formula("name", token)
+
+
+def _runs(indices: torch.Tensor) -> Ranges:
+    """Ascending indices as ranges."""
+    if not len(indices):
+        return ()
+    ends = torch.nonzero(indices[1:] != indices[:-1] + 1).flatten()
+    starts = torch.cat([indices[:1], indices[ends + 1]]).tolist()
+    stops = (torch.cat([indices[ends], indices[-1:]]) + 1).tolist()
+    return normalise(zip(starts, stops, strict=True))
 
 
 def join(kind: Literal["cat", "prod"], parts: Sequence[Formula]) -> Formula:

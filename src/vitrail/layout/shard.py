@@ -19,12 +19,16 @@ class Shard:
     indices of ``dim`` that the rank owns, ascending. Together the ranks own every index at least once; indices that
     several ranks own (key and value heads fewer than ranks) hold the same values on each.
 
+    With ``zeros`` every rank's part is padded to one length: ``zeros[rank]`` are the indices of the local dimension
+    that hold zeros, between the rank's own. They are on no disk and in no whole tensor.
+
     Raises ``ValueError`` for a dimension the shape has not, ranges outside it, or an index nobody owns.
     """
 
     shape: tuple[int, ...]
     dim: int | None
     ranges: tuple[Ranges, ...]
+    zeros: tuple[Ranges, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.ranges:
@@ -57,9 +61,23 @@ class Shard:
         return len(self.ranges)
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
+        """The shape of what the rank holds, padding included."""
+        return self._with(rank, length(self.zeros[rank]) if self.zeros else 0)
+
+    def own_shape(self, rank: int) -> tuple[int, ...]:
+        """The shape of the rank's part of the whole tensor."""
+        return self._with(rank, 0)
+
+    def _with(self, rank: int, padding: int) -> tuple[int, ...]:
         if self.dim is None:
             return self.shape
-        return (*self.shape[: self.dim], length(self.ranges[rank]), *self.shape[self.dim + 1 :])
+        return (*self.shape[: self.dim], length(self.ranges[rank]) + padding, *self.shape[self.dim + 1 :])
+
+    def pad(self, own: torch.Tensor, rank: int) -> torch.Tensor:
+        """The rank's own part with its zeros in place; itself where there are none."""
+        if self.dim is None or not self.zeros or not self.zeros[rank]:
+            return own
+        return insert_zeros(own, self.dim, self.zeros[rank])
 
     def numel(self, rank: int) -> int:
         return math.prod(self.local_shape(rank))
@@ -95,14 +113,25 @@ def take(tensor: torch.Tensor, shard: Shard, rank: int) -> torch.Tensor:
     """The rank's part of a whole tensor: contiguous, with a storage of its own."""
     if tuple(tensor.shape) != shard.shape:
         raise ValueError(f"a shard of shape {shard.shape} cannot be taken from a tensor of shape {tuple(tensor.shape)}")
-    local = torch.empty(shard.local_shape(rank), dtype=tensor.dtype, device=tensor.device)
+    local = torch.empty(shard.own_shape(rank), dtype=tensor.dtype, device=tensor.device)
     if shard.dim is None:
         return local.copy_(tensor)
     offset = 0
     for start, stop in shard.ranges[rank]:
         local.narrow(shard.dim, offset, stop - start).copy_(tensor.narrow(shard.dim, start, stop - start))
         offset += stop - start
-    return local
+    return shard.pad(local, rank)
+
+
+def insert_zeros(own: torch.Tensor, dim: int, zeros: Ranges) -> torch.Tensor:
+    """``own`` with zeros at the indices ``zeros`` of the result's ``dim``."""
+    pieces, taken, position = list[torch.Tensor](), 0, 0
+    for start, stop in zeros:
+        pieces.append(own.narrow(dim, taken, start - position))
+        pieces.append(own.new_zeros(*own.shape[:dim], stop - start, *own.shape[dim + 1 :]))
+        taken, position = taken + start - position, stop
+    pieces.append(own.narrow(dim, taken, own.shape[dim] - taken))
+    return torch.cat(pieces, dim)
 
 
 def assemble(locals_: Sequence[torch.Tensor], shard: Shard) -> torch.Tensor:
@@ -115,9 +144,16 @@ def assemble(locals_: Sequence[torch.Tensor], shard: Shard) -> torch.Tensor:
     if shard.dim is None:
         return locals_[0].clone()
     whole = torch.empty(shard.shape, dtype=locals_[0].dtype, device=locals_[0].device)
-    for local, ranges in zip(locals_, shard.ranges, strict=True):
+    for rank, (local, ranges) in enumerate(zip(locals_, shard.ranges, strict=True)):
         offset = 0
+        if shard.zeros:
+            local = _without(local, shard.dim, shard.zeros[rank])
         for start, stop in ranges:
             whole.narrow(shard.dim, start, stop - start).copy_(local.narrow(shard.dim, offset, stop - start))
             offset += stop - start
     return whole
+
+
+def _without(local: torch.Tensor, dim: int, zeros: Ranges) -> torch.Tensor:
+    kept = [index for index in range(local.shape[dim]) if not any(start <= index < stop for start, stop in zeros)]
+    return local.index_select(dim, torch.tensor(kept, dtype=torch.long, device=local.device))

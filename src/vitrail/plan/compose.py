@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import nn
 
 from ..layout import Formula, join
-from .document import Cut, Plan
+from .document import Cut, Plan, Rule
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def _under(plan: Plan, name: str) -> Plan:
         plan,
         axes={axis + tag: replace(entry, size=placed(entry.size)) for axis, entry in plan.axes.items()},
         dims={dim + tag: placed(size) for dim, size in plan.dims.items()},
-        rules=tuple(replace(rule, module=f"{name}.{rule.module}", parts=parts(rule.parts)) for rule in plan.rules),
+        rules=tuple(_moved(rule, name, parts(rule.parts), tag) for rule in plan.rules),
         tensors={f"{name}.{tensor}": cut(entry) for tensor, entry in plan.tensors.items()},
         held={f"{name}.{tensor}": entry for tensor, entry in plan.held.items()},
         inputs={
@@ -86,6 +86,11 @@ def _under(plan: Plan, name: str) -> Plan:
         whole={f"{name}.{tensor}": why for tensor, why in plan.whole.items()},
         untraced=tuple(f"{name}.{module}" for module in plan.untraced),
     )
+
+
+def _moved(rule: Rule, name: str, parts: tuple[str | int, ...], tag: str) -> Rule:
+    together = rule.together and rule.together + tag
+    return replace(rule, module=f"{name}.{rule.module}", parts=parts, together=together)
 
 
 def _renamed(formula: Formula, tag: str) -> Formula:

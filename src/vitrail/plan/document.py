@@ -46,7 +46,8 @@ class Rule:
     ``depthwise`` is a convolution of each channel by itself. ``parts`` name, in order, what the sharded dimension
     consists of: formulas over axes (``heads*64``), or proportions as integers. ``optional`` rules may match nothing.
     Modules that hold no more than the part ``above`` of the model's parameters are left whole: a collective of their
-    own would not be worth it.
+    own would not be worth it. Gathered modules that name the same ``together`` are given the same input in a step, and
+    are gathered at once.
     """
 
     module: str
@@ -54,6 +55,7 @@ class Rule:
     parts: tuple[str | int, ...] = ()
     optional: bool = False
     above: float | None = None
+    together: str = ""
     why: str = ""
 
 
@@ -126,7 +128,7 @@ class Plan:
             axes[name] = Axis(**entry)
         rules = []
         for module, entry in _mapping(document, "modules", where).items():
-            _known(entry, {"style", "parts", "optional", "above", "why"}, f"{where}: module {module!r}")
+            _known(entry, {"style", "parts", "optional", "above", "together", "why"}, f"{where}: module {module!r}")
             if "style" not in entry:
                 raise PlanError(f"{where}: module {module!r} has no style")
             rules.append(Rule(module, **{**entry, "parts": _part_list(entry, f"{where}: module {module!r}")}))

@@ -84,7 +84,7 @@ def summarise(resolved: ResolvedPlan, model: nn.Module, degrees: list[int], dtyp
         ideal_bytes=total * dtype.itemsize / resolved.degree,
         styles={str(style): count for style, count in styles.items()},
         held=len(resolved.held),
-        collectives=styles["rowwise"] + styles["gathered"] + styles["norm"] + len(resolved.held),
+        collectives=resolved.collectives,
         degrees=tuple(degrees),
         leftovers=leftovers,
         verified=dict(resolved.plan.verified),
@@ -117,6 +117,9 @@ def explain(resolved: ResolvedPlan, model: nn.Module, name: str) -> list[str]:
             if axis in axes:
                 lines.append(f"The axis {axis} is {resolved.plan.axes[axis].what}.")
                 lines += _partners(resolved, axis)
+        if name in resolved.together:
+            others = sum(family == resolved.together[name] for family in resolved.together.values()) - 1
+            lines.append(f"It is given the same input as {others} other modules, and gathered with them, once a step.")
         if rule is not None and rule.why:
             lines.append(rule.why[0].upper() + rule.why[1:] + ".")
     for tensor, parameter in module.named_parameters(recurse=False):

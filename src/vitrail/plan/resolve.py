@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ class InputCut:
     dim: int
     whole: int
     ranges: tuple[Ranges, ...]
+    zeros: tuple[Ranges, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class ResolvedPlan:
 
     A tensor that is not in ``shards`` is whole on every rank. ``norms`` are the modules of that style; ``inputs`` by
     module; ``untraced`` modules must not run; ``held`` parameters are gathered at use, along a dim. ``skipped`` says
-    which rules were left out as not worth it, and why.
+    which rules were left out as not worth it, and why. Gathered modules of one name in ``together`` share a collective.
     """
 
     plan: Plan
@@ -47,6 +49,14 @@ class ResolvedPlan:
     untraced: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
+    together: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def collectives(self) -> int:
+        """Those of one step, when every module runs once and every held parameter is read once."""
+        single = [name for name, style in self.styles.items() if style in ("rowwise", "gathered", "norm")]
+        alone = sum(name not in self.together for name in single)
+        return alone + len(set(self.together.values())) + len(self.held)
 
     def parameter_numel(self, model: nn.Module, rank: int) -> int:
         """How many parameters of ``model``, still whole (or on meta), ``rank`` will hold."""
@@ -54,13 +64,16 @@ class ResolvedPlan:
         return sum(self.shards[name].numel(rank) if name in self.shards else numel for name, numel in whole)
 
 
-def resolve(plan: Plan, model: nn.Module, degree: int) -> ResolvedPlan:
+def resolve(plan: Plan, model: nn.Module, degree: int, pad: bool = False) -> ResolvedPlan:
     """Work the plan out for ``model`` (whole; meta tensors will do) over ``degree`` ranks. Nothing is changed.
+
+    With ``pad`` every rank gets as many units as the largest share, of zeros where there are no more, so that all run
+    the same shapes: for compilers that make one program for all ranks.
 
     Raises `PlanError` when the plan names a module, tensor or attribute the model lacks, when a size in the plan is
     not the model's, or when the degree cannot work: the message says which degrees would do.
     """
-    return _Resolution(plan, model).at(degree)
+    return _Resolution(plan, model, pad).at(degree)
 
 
 def valid_degrees(plan: Plan, model: nn.Module) -> list[int]:
@@ -80,8 +93,8 @@ class _Tensor:
 
 
 class _Resolution:
-    def __init__(self, plan: Plan, model: nn.Module) -> None:
-        self.plan, self.model = plan, model
+    def __init__(self, plan: Plan, model: nn.Module, pad: bool = False) -> None:
+        self.plan, self.model, self.padded = plan, model, pad
         self.where = f"the plan for {plan.model} ({plan.source})"
         if plan.model not in {cls.__name__ for cls in type(model).__mro__}:
             raise PlanError(f"{self.where} is not for {type(model).__name__}")
@@ -92,6 +105,7 @@ class _Resolution:
         self.skipped: dict[str, str] = {}
         self.norms: dict[str, Norm] = {}
         self.styles: dict[str, Style] = {}
+        self.together: dict[str, str] = {}
         self.chunked: list[tuple[str, tuple[int, ...], int]] = []
         self.tensors: list[_Tensor] = []
         for match, module, rule in self._matches():
@@ -155,6 +169,8 @@ class _Resolution:
             if self._small(name, weight, rule.above):
                 return
             self.styles[name] = rule.style
+            if rule.together and type(module) is nn.Linear:
+                self.together[name] = rule.together
             dim = 1 if isinstance(module, nn.Embedding) else 0
             self.chunked.append((f"{name}.weight", shape, dim))
             if isinstance(bias, nn.Parameter):
@@ -298,10 +314,10 @@ class _Resolution:
         self._check_degree(degree)
         shards: dict[str, Shard] = {}
         for tensor in self.tensors:
-            ranges = self._ranges(tensor.parts, tensor.shape[tensor.dim], tensor.key, degree)
+            ranges, zeros = self._ranges(tensor.parts, tensor.shape[tensor.dim], tensor.key, degree)
             if tensor.name in shards:
                 raise PlanError(f"{self.where} cuts {tensor.name!r} twice")
-            shards[tensor.name] = Shard(tensor.shape, tensor.dim, ranges)
+            shards[tensor.name] = Shard(tensor.shape, tensor.dim, ranges, zeros)
         for name, shape, dim in self.chunked:
             # Chunks of one length, the last ones shorter: what is gathered is then whole as it lies, but for its end.
             chunk = -(-shape[dim] // degree)
@@ -311,6 +327,12 @@ class _Resolution:
         for name, style in self.styles.items():
             if style == "norm":
                 norms[name] = self._recognise(name)
+                if self.padded and norms[name].kind == "layer" and self._uneven(name, degree):
+                    raise PlanError(
+                        f"{self.where}: {name} is a layer norm over a dimension that would be padded, and zeros are "
+                        "values to it",
+                        hint=f"leave padding out, or take a degree that divides: {', '.join(map(str, self._even()))}",
+                    )
         return ResolvedPlan(
             self.plan,
             degree,
@@ -322,15 +344,25 @@ class _Resolution:
             tuple(match.name for pattern in self.plan.untraced for match in matches(pattern, list(self.modules))),
             self.skipped,
             self.held,
+            self.together,
         )
 
-    def _recognise(self, name: str) -> Norm:
-        rule, key = next(
+    def _norm_rule(self, name: str) -> tuple[Rule, str]:
+        return next(
             (rule, match.key)
             for rule in self.plan.rules
             if rule.style == "norm"
             for match in matches(rule.module, [name])
         )
+
+    def _uneven(self, name: str, degree: int) -> bool:
+        rule, key = self._norm_rule(name)
+        sizes = self.sizes.of(key)
+        names = [part for text in rule.parts for part in Formula.parse(text).names()]
+        return any(sizes[part] % degree for part in names if part in self.plan.axes)
+
+    def _recognise(self, name: str) -> Norm:
+        rule, key = self._norm_rule(name)
         width = sum(self.sizes.part(str(part)).size(self.sizes.of(key)) for part in rule.parts)
         if (norm := recognise(self.modules[name], width)) is None:
             raise PlanError(
@@ -345,13 +377,26 @@ class _Resolution:
         cuts = {name: split(sizes[name], degree) for name in self.plan.axes if name in sizes}
         return [{name: cut[rank] for name, cut in cuts.items()} for rank in range(degree)]
 
-    def _ranges(self, parts: Sequence[str | int], total: int, key: str, degree: int) -> tuple[Ranges, ...]:
+    def _even(self) -> list[int]:
+        """The degrees that divide every axis."""
+        common = math.gcd(*self._units().values())
+        return [degree for degree in range(1, common + 1) if common % degree == 0]
+
+    def _ranges(
+        self, parts: Sequence[str | int], total: int, key: str, degree: int
+    ) -> tuple[tuple[Ranges, ...], tuple[Ranges, ...]]:
+        """Each rank's indices, and where zeros lie between them."""
         if isinstance(parts[0], int):
             blocks = [total // sum(int(part) for part in parts) * int(part) for part in parts]
-            return share([(block, split(block, degree), 1) for block in blocks])
+            return share([(block, split(block, degree), 1) for block in blocks]), ()
         formula = Formula.parse(" + ".join(map(str, parts)))
         formula, sizes = self.sizes.widen(formula), self.sizes.of(key)
-        return tuple(formula.ranges(sizes, owned) for owned in self._owned(degree, key))
+        everyone = self._owned(degree, key)
+        most = {name: -(-sizes[name] // degree) for name in everyone[0]}
+        if not self.padded or all(sizes[name] % degree == 0 for name in formula.names() if name in most):
+            return tuple(formula.ranges(sizes, owned) for owned in everyone), ()
+        both = [formula.padded(sizes, owned, most) for owned in everyone]
+        return tuple(ranges for ranges, _ in both), tuple(zeros for _, zeros in both)
 
     def _attributes(self, degree: int) -> dict[tuple[str, str], tuple[int, ...]]:
         local: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -371,10 +416,16 @@ class _Resolution:
                     f" ({formula.size(sizes)} elements)"
                 )
             local[match.name, attribute] = tuple(
-                formula.size({**sizes, **{name: stop - start for name, (start, stop) in owned.items()}})
+                formula.size({**sizes, **self._counts(owned, sizes, degree)})
                 for owned in self._owned(degree, match.key)
             )
         return local
+
+    def _counts(self, owned: Mapping[str, Range], sizes: Mapping[str, int], degree: int) -> dict[str, int]:
+        """How many units of every axis a rank computes with."""
+        if self.padded:
+            return {name: -(-sizes[name] // degree) for name in owned}
+        return {name: stop - start for name, (start, stop) in owned.items()}
 
     def _inputs(self, degree: int) -> dict[str, tuple[InputCut, ...]]:
         cuts: dict[str, list[InputCut]] = {}
@@ -384,8 +435,9 @@ class _Resolution:
                     for cut in own:
                         formula = self.sizes.widen(Formula.parse(" + ".join(map(str, cut.parts))))
                         whole = formula.size(self.sizes.of(match.key))
-                        ranges = self._ranges(cut.parts, whole, match.key, degree)
-                        cuts.setdefault(match.name, []).append(InputCut(tuple(path.split(".")), cut.dim, whole, ranges))
+                        ranges, zeros = self._ranges(cut.parts, whole, match.key, degree)
+                        entry = InputCut(tuple(path.split(".")), cut.dim, whole, ranges, zeros)
+                        cuts.setdefault(match.name, []).append(entry)
         return {name: tuple(own) for name, own in cuts.items()}
 
 

@@ -14,6 +14,7 @@ from ..bundled import model_folder
 from ..errors import UsageError
 from ..plan import Plan, ResolvedPlan, resolve, valid_degrees
 from ..plan.report import Summary, summarise
+from .payload import Payload, payload
 from .subject import Component, Subject, dtype_of, find
 
 
@@ -22,6 +23,7 @@ class Planned:
     subject: Subject
     resolved: ResolvedPlan
     summary: Summary
+    payload: Payload | None = None
 
 
 def planned(
@@ -32,6 +34,7 @@ def planned(
     plan_file: Path | None = None,
     dtype: str | None = None,
     fresh: bool = False,
+    count_payload: bool = False,
 ) -> tuple[list[Planned], list[Component]]:
     """The plan of every model of ``target`` that is sharded, worked out over ``degree`` ranks."""
     kind = dtype_of(dtype)
@@ -42,7 +45,8 @@ def planned(
         plan = given or plan_of(subject.model, subject.inputs, fresh)
         resolved = resolve(plan, subject.model, degree)
         degrees = valid_degrees(plan, subject.model)
-        found.append(Planned(subject, resolved, summarise(resolved, subject.model, degrees, kind)))
+        carried = payload(subject.model, resolved) if count_payload else None
+        found.append(Planned(subject, resolved, summarise(resolved, subject.model, degrees, kind), carried))
     return found, others
 
 

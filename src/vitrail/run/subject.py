@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..apply.planning import model_class
-from ..errors import CheckpointError, UnsupportedError, UsageError
+from ..errors import CheckpointError, UsageError
 from ..plan.derive.trace import first_line
 from ..plan.skeleton import skeleton
 from .folder import components, denoisers, read_index, read_json
@@ -63,16 +63,28 @@ def find(target: str, config: Path | None = None) -> tuple[list[Subject], list[C
             raise UsageError("--config goes with a class; a folder has its own config.json")
         return _from_folder(Path(target))
     if "/" in target or target.startswith("."):
-        raise CheckpointError(
-            f"there is no folder {target}", hint="give a folder, a class of diffusers, or path/to/file.py:Class"
-        )
+        if config is not None:
+            raise UsageError("--config goes with a class; a model of the hub has its own config.json")
+        return _from_folder(_configurations(target))
     cls = model_class(target)
-    if issubclass(cls, nn.Module) and "UNet" in target:
-        raise UnsupportedError(
-            f"{target} is a U-Net: its convolutions and skips leave little to shard, and there is no plan for it",
-            hint="run it unsharded (--tp 1)",
-        )
     return [_subject(target, cls, arguments)], []
+
+
+def _configurations(name: str) -> Path:
+    """The JSON files of a model on the hub: all that a plan needs."""
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CheckpointError(
+            f"there is no folder {name}", hint="give a folder, a class of diffusers, or path/to/file.py:Class"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*/*.json"]))
+    except Exception as error:  # noqa: BLE001  whatever the client of the hub raises
+        raise CheckpointError(
+            f"there is no folder {name}, and the hub did not give it: {first_line(error)}",
+            hint="give a folder, a class of diffusers, or path/to/file.py:Class; HF_TOKEN and HF_HUB_OFFLINE matter",
+        ) from None
 
 
 def _config(file: Path) -> dict[str, Any]:
@@ -165,7 +177,12 @@ def _in_folder(folder: Path, kind: str) -> Subject:
 
 def _weights(folder: Path) -> int:
     """The bytes of the tensors in a folder's safetensors files, from their headers."""
-    total = 0
+    total = sum(
+        int(read_json(file).get("metadata", {}).get("total_size", 0))
+        for file in folder.glob("*.safetensors.index.json")
+    )
+    if total:
+        return total
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")

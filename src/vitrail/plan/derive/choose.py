@@ -36,6 +36,7 @@ class Choice:
     rowwise: dict[str, int] = field(default_factory=dict)
     gathered: dict[str, int] = field(default_factory=dict)
     norms: dict[str, Norm] = field(default_factory=dict)
+    together: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     cuts: list[Crossing] = field(default_factory=list)
     dims: dict[str, int] = field(default_factory=dict)
@@ -252,9 +253,24 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
         module = recorder.modules[path]
         if type(module) is nn.Embedding and f"{path}.weight" not in choice.dims and not module.max_norm:
             choice.gathered.setdefault(path, 0)
+    _join(recorder, choice)
     # Any other weight is kept in parts and gathered at use, which is right whatever is done with it.
     for name, source in recorder.sources.items():
         left = name not in choice.dims and name.rpartition(".")[0] not in choice.gathered and name not in recorder.tied
         if source.kind == "parameter" and source.tensor.dim() > 1 and left:
             sizes = list(source.tensor.shape)
             choice.held[name] = sizes.index(max(sizes))
+
+
+def _join(recorder: Recorder, choice: Choice) -> None:
+    """Gathered modules that are given the same value in every call of the model are gathered together."""
+    inputs: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for contraction in recorder.contractions:
+        if contraction.module in choice.gathered and type(recorder.modules[contraction.module]) is nn.Linear:
+            inputs[contraction.module][contraction.call].append(contraction.value)
+    families: dict[object, list[str]] = defaultdict(list)
+    # A module that runs again in one call is gathered alone from the second time on.
+    for module, calls in inputs.items():
+        families[tuple((call, values[0]) for call, values in sorted(calls.items()))].append(module)
+    for number, members in enumerate(members for members in families.values() if len(members) > 1):
+        choice.together.update(dict.fromkeys(members, number))

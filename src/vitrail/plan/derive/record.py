@@ -42,7 +42,8 @@ class Source:
 class Contraction:
     """A sum over ``axis`` in ``module``, of an activation with ``weight`` (or of two activations).
 
-    ``numel`` counts the output's elements, ``out`` are its axes.
+    ``numel`` counts the output's elements, ``out`` are its axes. ``value`` numbers the activation's value: in one
+    ``call`` of the model equal numbers are equal values.
     """
 
     module: str
@@ -50,6 +51,8 @@ class Contraction:
     weight: str | None
     out: Axes
     numel: int
+    call: str = ""
+    value: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.used: set[str] = set()
         self.unknown: Counter[str] = Counter()
         self.norm_inputs: dict[str, Axes] = {}
+        self.call = ""
+        self._values: dict[int, int] = {}
+        self._numbers: dict[object, int] = {}
+        self._written: set[int] = set()
         self._known: dict[int, Known] = {}
         self._source_of: dict[int, str] = {}
         self._scope: list[tuple[str, list[tuple[torch.Tensor, Known]]]] = [("", [])]
@@ -160,6 +167,34 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._known.get(id(tensor))
         return known is None or known.pure
 
+    # -- which values are equal
+
+    def value_of(self, tensor: torch.Tensor) -> int:
+        """A number for the tensor's value. What was computed alike from equal values has the same."""
+        if id(tensor) not in self._values or tensor.untyped_storage()._cdata in self._written:
+            self._values[id(tensor)] = self._number(object())
+        return self._values[id(tensor)]
+
+    def _number(self, key: object) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _give_value(self, call: Call, output: torch.Tensor, index: int) -> None:
+        fresh_key: object = object()
+        if any(output is tensor for tensor in call.inputs):  # written in place: views of it are no longer known
+            self._written.add(output.untyped_storage()._cdata)
+        elif call.inputs and torch.Tag.nondeterministic_seeded not in call.tags:
+            fresh_key = (call.name, index, self._spelled(call.args), self._spelled(call.kwargs))
+        self._values[id(output)] = self._number(fresh_key)
+
+    def _spelled(self, value: Any) -> object:
+        if isinstance(value, torch.Tensor):
+            return ("value", self.value_of(value))
+        if isinstance(value, dict):
+            return tuple((key, self._spelled(item)) for key, item in sorted(value.items()))
+        if isinstance(value, (tuple, list)):
+            return tuple(self._spelled(item) for item in value)
+        return repr(value)
+
     # -- events the rules report
 
     @property
@@ -168,7 +203,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def contraction(self, call: Call, axis: Axis, operands: Sequence[torch.Tensor], out: Axes) -> None:
         weight = next((self._source_of[id(tensor)] for tensor in operands if id(tensor) in self._source_of), None)
-        self.contractions.append(Contraction(self.where, axis, weight, out, call.outputs[0].numel()))
+        value = self.value_of(operands[0])
+        self.contractions.append(Contraction(self.where, axis, weight, out, call.outputs[0].numel(), self.call, value))
 
     def reduction(self, kind: str, axes: Axes) -> None:
         self.reductions.append(Reduction(self.where, kind, axes))
@@ -258,7 +294,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.used.update(self._source_of[id(tensor)] for tensor in call.inputs if id(tensor) in self._source_of)
         pure = all(self.is_pure(tensor) for tensor in call.inputs)
         carried = self._source_of.get(id(call.inputs[0])) if len(call.inputs) == 1 else None
-        for output, own in zip(call.outputs, axes, strict=True):
+        for index, (output, own) in enumerate(zip(call.outputs, axes, strict=True)):
+            self._give_value(call, output, index)
             assert [find(axis).size for axis in own] == list(output.shape), (call.name, own, output.shape)
             if id(output) in self._known and any(output is tensor for tensor in call.inputs):
                 for first, second in zip(self.axes(output), own, strict=True):

@@ -74,6 +74,7 @@ def record(model: nn.Module, calls: Mapping[str, Mapping[str, Any]]) -> Recorder
             recorder.attributes.update(stack.enter_context(traced_attributes(model)))
             stack.enter_context(calls_mode)
             stack.enter_context(recorder)
+            recorder.call = name
             try:
                 output = model(**arguments)
             except Exception as error:  # whatever a stranger's forward raises

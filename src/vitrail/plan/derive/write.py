@@ -211,7 +211,9 @@ def write(
             add(pattern, Rule(pattern, style, _parts(names.formula(recorder.sources[weight].axes[dim]))))
             continue
         if path in choice.gathered:
-            add(pattern, Rule(pattern, "gathered", above=WORTH))
+            number = choice.together.get(path)
+            together = "" if number is None else "common input" + (f" {number + 1}" if number else "")
+            add(pattern, Rule(pattern, "gathered", above=WORTH, together=together))
         for name in by_module[path]:
             dim = choice.dims[name]
             tensors.setdefault(patterns.of(name), Cut(dim, _parts(names.formula(recorder.sources[name].axes[dim]))))
@@ -327,15 +329,11 @@ def _separate(recorder: Recorder, choice: Choice, patterns: Patterns) -> None:
     for name in recorder.sources:
         path = name.rpartition(".")[0]
         dim = choice.dims.get(name)
-        kind: object = (
-            "held"
-            if name in choice.held
-            else "gathered"
-            if path in choice.gathered
-            else "norm"
-            if path in choice.norms
-            else "whole"
-        )
+        kind: object = "norm" if path in choice.norms else "whole"
+        if name in choice.held:
+            kind = "held"
+        elif path in choice.gathered:
+            kind = ("gathered", choice.together.get(path))
         if dim is not None:
             kind = (dim, kind, _structure(recorder.sources[name].axes[dim], chosen))
         kinds[patterns.of(name)].add(kind)
