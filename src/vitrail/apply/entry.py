@@ -90,7 +90,8 @@ def from_pretrained(
 
     ``arguments`` are diffusers' own (``subfolder``, ``dtype`` or ``torch_dtype``, ``variant``, ``revision``,
     ``token``, ...); those that contradict sharding on load (``device_map``, ``quantization_config``, ...) raise
-    `UnsupportedError`. ``pad`` is as for `apply_tensor_parallel`. The weights land on the mesh's device. Without a ``parallel_config`` this is diffusers' loader.
+    `UnsupportedError`. ``pad`` is as for `apply_tensor_parallel`. The weights land on the mesh's device. Without a
+    ``parallel_config`` this is diffusers' loader.
 
     Raises `CheckpointError` for a missing, truncated or mismatching file, naming file and tensor.
     """

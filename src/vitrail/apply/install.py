@@ -14,6 +14,7 @@ from ..layout import Ranges, Shard, insert_zeros, take
 from ..plan import ResolvedPlan
 from ..plan.resolve import InputCut
 from ..plan.sizes import attribute_holders
+from .bare import add_up
 from .collectives import Group
 from .family import Family
 from .modules import become, hold
@@ -41,6 +42,9 @@ def install(model: nn.Module, resolved: ResolvedPlan, rank: int, group: Group) -
         if name == "":
             continue  # the model itself is guarded as a whole
         become(model.get_submodule(name), resolved.styles.get(name), resolved.degree, group, resolved.norms.get(name))
+    for name in resolved.reduced:
+        owner, _, attribute = name.rpartition(".")
+        add_up(model.get_submodule(owner), attribute, group)
     families: dict[str, Family] = {}
     for name, family in resolved.together.items():
         module = model.get_submodule(name)

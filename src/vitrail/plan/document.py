@@ -61,10 +61,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Cut:
-    """One dimension of a tensor that is cut, and the ``parts`` it consists of."""
+    """One dimension of a tensor that is cut, and the ``parts`` it consists of.
+
+    A parameter with ``reduce`` is contracted over that dimension in its module's forward: every product it is in is
+    added up over the ranks.
+    """
 
     dim: int
     parts: tuple[str | int, ...]
+    reduce: bool = False
 
 
 @dataclass(frozen=True)
@@ -250,10 +255,10 @@ def _part_list(entry: dict[str, Any], where: str) -> tuple[str | int, ...]:
 
 
 def _cut(entry: Any, where: str) -> Cut:
-    _known(entry, {"dim", "parts"}, where)
+    _known(entry, {"dim", "parts", "reduce"}, where)
     if not entry.get("parts"):
         raise PlanError(f"{where} needs the 'parts' that the dimension consists of")
-    return Cut(_dim(entry, where), _part_list(entry, where))
+    return Cut(_dim(entry, where), _part_list(entry, where), entry.get("reduce") is True)
 
 
 def _dim(entry: dict[str, Any], where: str) -> int:
@@ -264,7 +269,7 @@ def _dim(entry: dict[str, Any], where: str) -> int:
 
 
 def _cut_document(cut: Cut) -> dict[str, Any]:
-    return {"dim": cut.dim, "parts": list(cut.parts)}
+    return {"dim": cut.dim, "parts": list(cut.parts), **({"reduce": True} if cut.reduce else {})}
 
 
 def _lines(document: Mapping[str, Any]) -> str:

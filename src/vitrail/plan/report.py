@@ -127,6 +127,9 @@ def explain(resolved: ResolvedPlan, model: nn.Module, name: str) -> list[str]:
         shape = list(parameter.shape)
         if own in resolved.held:
             lines.append(f"{tensor} {shape} is held in parts, and gathered whenever it is used: no other style fits.")
+        elif own in resolved.reduced:
+            local = list(resolved.shards[own].local_shape(0))
+            lines.append(f"{tensor} {shape}: {local} on the first rank; every product it is in is added up.")
         elif own in resolved.shards:
             shard = resolved.shards[own]
             locals_ = [list(shard.local_shape(rank)) for rank in range(resolved.degree)]

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import PlanError
 from ..layout import Formula, Range, Ranges, Shard, share, split
-from .document import Held, Plan, Rule, Style
+from .document import Cut, Held, Plan, Rule, Style
 from .norms import Norm, recognise
 from .sizes import Equation, Match, Sizes, attribute_holders, matches, split_attribute
 
@@ -36,7 +36,8 @@ class ResolvedPlan:
 
     A tensor that is not in ``shards`` is whole on every rank. ``norms`` are the modules of that style; ``inputs`` by
     module; ``untraced`` modules must not run; ``held`` parameters are gathered at use, along a dim. ``skipped`` says
-    which rules were left out as not worth it, and why. Gathered modules of one name in ``together`` share a collective.
+    which rules were left out as not worth it, and why. Gathered modules of one name in ``together`` share a collective;
+    products of ``reduced`` parameters are added up.
     """
 
     plan: Plan
@@ -50,13 +51,14 @@ class ResolvedPlan:
     skipped: Mapping[str, str] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     together: Mapping[str, str] = field(default_factory=dict)
+    reduced: tuple[str, ...] = ()
 
     @property
     def collectives(self) -> int:
         """Those of one step, when every module runs once and every held parameter is read once."""
         single = [name for name, style in self.styles.items() if style in ("rowwise", "gathered", "norm")]
         alone = sum(name not in self.together for name in single)
-        return alone + len(set(self.together.values())) + len(self.held)
+        return alone + len(set(self.together.values())) + len(self.held) + len(self.reduced)
 
     def parameter_numel(self, model: nn.Module, rank: int) -> int:
         """How many parameters of ``model``, still whole (or on meta), ``rank`` will hold."""
@@ -106,12 +108,13 @@ class _Resolution:
         self.norms: dict[str, Norm] = {}
         self.styles: dict[str, Style] = {}
         self.together: dict[str, str] = {}
+        self.reduced: list[str] = []
         self.chunked: list[tuple[str, tuple[int, ...], int]] = []
         self.tensors: list[_Tensor] = []
         for match, module, rule in self._matches():
             self._module(match, module, rule)
         for pattern, cut in plan.tensors.items():
-            self._tensor(pattern, cut.dim, cut.parts)
+            self._tensor(pattern, cut)
         self.held: dict[str, int] = {}
         for pattern, held in plan.held.items():
             self._hold(pattern, held)
@@ -209,7 +212,8 @@ class _Resolution:
             self.tensors.append(_Tensor(f"{match.name}.{name}", tuple(parameter.shape), 0, rule.parts, match.key))
         self.styles[match.name] = "norm"
 
-    def _tensor(self, pattern: str, dim: int, parts: tuple[str | int, ...]) -> None:
+    def _tensor(self, pattern: str, cut: Cut) -> None:
+        dim = cut.dim
         found = matches(pattern, list(self.owned))
         if not found:
             raise PlanError(f"{self.where} names tensor {pattern!r}, which {type(self.model).__name__} does not have")
@@ -218,7 +222,11 @@ class _Resolution:
             if dim >= len(shape):
                 raise PlanError(f"{self.where} cuts dim {dim} of {match.name!r}, whose shape is {list(shape)}")
             self._untied(match.name)
-            self.tensors.append(_Tensor(match.name, shape, dim, parts, match.key))
+            self.tensors.append(_Tensor(match.name, shape, dim, cut.parts, match.key))
+            if cut.reduce:
+                if "." not in match.name:
+                    raise PlanError(f"{self.where} adds up products of {match.name!r}, which the model itself holds")
+                self.reduced.append(match.name)
 
     def _untied(self, name: str) -> None:
         if name in self.tied:
@@ -345,6 +353,7 @@ class _Resolution:
             self.skipped,
             self.held,
             self.together,
+            tuple(self.reduced),
         )
 
     def _norm_rule(self, name: str) -> tuple[Rule, str]:

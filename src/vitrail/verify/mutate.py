@@ -72,7 +72,7 @@ def _planned(resolved: ResolvedPlan, calls: Sequence[tuple[str, object]], trace:
     """The collectives of the plan's modules; a held parameter's are as many as it is read."""
     families = resolved.together
     communicating = {name for name, style in resolved.styles.items() if style in ("rowwise", "gathered", "norm")}
-    held = {name.rpartition(".")[0] for name in resolved.held}
+    held = {name.rpartition(".")[0] for name in (*resolved.held, *resolved.reduced)}
     count = sum(name in communicating and name not in families for name, _ in calls)
     count += len({families[name] for name, _ in calls if name in families})
     return count + sum(name in held and name not in communicating for _, name in trace)

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..norms import Norm, recognise
 from .axes import Axis, factors, find, leaves, terms
+from .numbers import is_builtin
 from .record import Contraction, Crossing, Recorder
 
 CONTRACTING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -35,6 +36,7 @@ class Choice:
     groups: list[Group] = field(default_factory=list)
     rowwise: dict[str, int] = field(default_factory=dict)
     gathered: dict[str, int] = field(default_factory=dict)
+    bare: set[str] = field(default_factory=set)
     norms: dict[str, Norm] = field(default_factory=dict)
     together: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
@@ -98,7 +100,10 @@ def choose(recorder: Recorder, degree: int, excluded: dict[Axis, str] | None = N
             choice.dims.update(usage[leaf])
     chosen = choice.sharded
     for contraction in recorder.contractions:
-        if touches(contraction.axis, chosen):
+        if touches(contraction.axis, chosen) and not _by_module(recorder, contraction):
+            assert contraction.weight is not None
+            choice.bare.add(contraction.weight)
+        elif touches(contraction.axis, chosen):
             choice.rowwise[contraction.module] = choice.rowwise.get(contraction.module, 0) + contraction.numel
     for reduction in recorder.reductions:
         if any(touches(axis, chosen) for axis in reduction.axes):
@@ -144,14 +149,13 @@ def _forbidden(recorder: Recorder) -> dict[Axis, str]:
             for leaf in leaves(axis):
                 reasons.setdefault(leaf, why)
 
+    mixed = _used_otherwise(recorder)
     for contraction in recorder.contractions:
         where = contraction.module or "the model's forward"
         if contraction.weight is None:
             forbid([contraction.axis], f"two activations are contracted over it in {where}")
-        elif not (
-            is_exact(recorder.modules.get(contraction.module)) and contraction.weight == f"{contraction.module}.weight"
-        ):
-            forbid([contraction.axis], f"{contraction.weight} is contracted over it outside a plain Linear, in {where}")
+        elif not _by_module(recorder, contraction) and (why := mixed.get(contraction.weight)):
+            forbid([contraction.axis], f"{contraction.weight} is contracted over it in {where}, and {why}")
     for reduction in recorder.reductions:
         if reduction.module not in norms:
             norms[reduction.module] = _norm(recorder, reduction.module)
@@ -163,6 +167,32 @@ def _forbidden(recorder: Recorder) -> dict[Axis, str]:
             own = set(leaves(axis))
             forbid(own & seen, f"it is two dimensions of {source.name}")
             seen |= own
+    return reasons
+
+
+def _by_module(recorder: Recorder, contraction: Contraction) -> bool:
+    """Whether a module whose forward is known does the contraction; else a forward does it with a bare parameter."""
+    return is_exact(recorder.modules.get(contraction.module)) and contraction.weight == f"{contraction.module}.weight"
+
+
+def _used_otherwise(recorder: Recorder) -> dict[str, str]:
+    """Weights whose sums cannot be added up where a forward uses them, with the reason.
+
+    A bare parameter adds up every product it is in: it must be contracted over the same axis each time.
+    """
+    axes: dict[str, set[frozenset[Axis]]] = defaultdict(set)
+    reasons: dict[str, str] = {}
+    for contraction in recorder.contractions:
+        if contraction.weight is None:
+            continue
+        axes[contraction.weight].add(frozenset(leaves(contraction.axis)))
+        source = recorder.sources[contraction.weight]
+        if source.kind != "parameter":
+            reasons[contraction.weight] = f"it is a {source.kind}"
+        owner = contraction.weight.rpartition(".")[0]
+        if not owner or is_builtin(recorder.modules[owner]):
+            reasons[contraction.weight] = "it belongs to a module that may use it by itself"
+    reasons |= {name: "it is also contracted over another" for name, found in axes.items() if len(found) > 1}
     return reasons
 
 
@@ -243,6 +273,8 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
         module = recorder.modules.get(contraction.module)
         if contraction.weight != f"{contraction.module}.weight" or contraction.weight in choice.dims:
             continue
+        if contraction.weight in recorder.tied:
+            continue
         if (
             is_exact(module)
             and getattr(module, "groups", 1) == 1
@@ -251,7 +283,8 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
             choice.gathered[contraction.module] = choice.gathered.get(contraction.module, 0) + contraction.numel
     for path in recorder.ran:
         module = recorder.modules[path]
-        if type(module) is nn.Embedding and f"{path}.weight" not in choice.dims and not module.max_norm:
+        free = f"{path}.weight" not in choice.dims and f"{path}.weight" not in recorder.tied
+        if type(module) is nn.Embedding and free and not module.max_norm:
             choice.gathered.setdefault(path, 0)
     _join(recorder, choice)
     # Any other weight is kept in parts and gathered at use, which is right whatever is done with it.

@@ -216,7 +216,8 @@ def write(
             add(pattern, Rule(pattern, "gathered", above=WORTH, together=together))
         for name in by_module[path]:
             dim = choice.dims[name]
-            tensors.setdefault(patterns.of(name), Cut(dim, _parts(names.formula(recorder.sources[name].axes[dim]))))
+            parts = _parts(names.formula(recorder.sources[name].axes[dim]))
+            tensors.setdefault(patterns.of(name), Cut(dim, parts, name in choice.bare))
     inputs: dict[str, dict[str, tuple[Cut, ...]]] = defaultdict(dict)
     own_inputs: dict[str, dict[str, tuple[Cut, ...]]] = defaultdict(dict)
     for crossing in choice.cuts:
@@ -335,7 +336,7 @@ def _separate(recorder: Recorder, choice: Choice, patterns: Patterns) -> None:
         elif path in choice.gathered:
             kind = ("gathered", choice.together.get(path))
         if dim is not None:
-            kind = (dim, kind, _structure(recorder.sources[name].axes[dim], chosen))
+            kind = (dim, kind, name in choice.bare, _structure(recorder.sources[name].axes[dim], chosen))
         kinds[patterns.of(name)].add(kind)
     unlike = {pattern for pattern, found in kinds.items() if len(found) > 1}
     for pattern in unlike:
