@@ -242,7 +242,10 @@ def trials_for(model: nn.Module, inputs: Sequence[Mapping[str, Any]] | None = No
     small = bare if sum(parameter.numel() for parameter in bare.parameters()) <= MOST else shortened(bare)
     calls = {str(index): _converted(call, None) for index, call in enumerate(given)}
     others = [call for call in map(_other_batch, given) if call is not None and _runs(small, call)]
-    return Trial(small, calls, [_arguments(call) for call in [*given, *others]])
+    # What is right at one length may be right by chance: a single token leaves attention nothing to do.
+    longer = [other for call in (*given, *others) for other in _longer(call) if _runs(small, other)]
+    calls |= {f"longer {index}": _converted(call, None) for index, call in enumerate(longer[:1])}
+    return Trial(small, calls, [_arguments(call) for call in [*given, *others, *longer[:4]]])
 
 
 def _derive_from(
@@ -318,6 +321,29 @@ def _other_batch(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return value[pick] if pick else torch.cat([value, value.flip(0) * 0.5 if value.is_floating_point() else value])
 
     return {name: other(value) for name, value in call.items()}
+
+
+def _longer(call: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The call with more tokens, and with larger images: where dims of one length stand, all of them grow."""
+    tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
+    lengths = {value.shape[1] for value in tensors if value.dim() == 3}
+    variants = [
+        {name: _stretched(value, 1, length) for name, value in call.items()} for length in sorted(lengths, reverse=True)
+    ]
+    if any(value.dim() >= 4 for value in tensors):
+        variants.append({name: _stretched(value, -1, None) for name, value in call.items()})
+    return list(variants)
+
+
+def _stretched(value: Any, dim: int, length: int | None) -> Any:
+    """``value`` grown along ``dim``, if it has ``length`` there (or is an image, without one)."""
+    if not isinstance(value, torch.Tensor) or value.dim() < (2 if length is not None else 4):
+        return value
+    if length is not None and (value.shape[1] != length or value.dim() > 3):
+        return value
+    more = 2 * value.shape[dim] if length is None else value.shape[dim] // 2 + 2
+    extra = torch.cat([value.flip(dim)] * (more // value.shape[dim] + 1), dim).narrow(dim, 0, more)
+    return torch.cat([value, extra * 0.7 if value.is_floating_point() else extra], dim)
 
 
 def _runs(model: nn.Module, call: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,7 +49,8 @@ class Derivation:
     @classmethod
     def of(cls, model: nn.Module, calls: Mapping[str, Mapping[str, Any]]) -> Derivation:
         """Record ``model`` (parameters on meta) called with each of ``calls``. Raises `UnsupportedError`."""
-        return cls(record(model, calls))
+        # A forward may keep things in the model: a copy is recorded, and the model stays as it was.
+        return cls(record(copy.deepcopy(model), calls))
 
     def propose(self, degree: int) -> Proposal:
         """What would be sharded over ``degree`` ranks."""

@@ -273,7 +273,7 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
         module = recorder.modules.get(contraction.module)
         if contraction.weight != f"{contraction.module}.weight" or contraction.weight in choice.dims:
             continue
-        if contraction.weight in recorder.tied:
+        if contraction.weight in recorder.tied or recorder.users[contraction.weight] != {contraction.module}:
             continue
         if (
             is_exact(module)
@@ -284,6 +284,7 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
     for path in recorder.ran:
         module = recorder.modules[path]
         free = f"{path}.weight" not in choice.dims and f"{path}.weight" not in recorder.tied
+        free = free and recorder.users[f"{path}.weight"] <= {path}
         if type(module) is nn.Embedding and free and not module.max_norm:
             choice.gathered.setdefault(path, 0)
     _join(recorder, choice)

@@ -7,7 +7,7 @@ Uses ``TorchDispatchMode``, which is private to PyTorch (tested: 2.13.0), below;
 from __future__ import annotations
 
 import inspect
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.attention: list[Attention] = []
         self.depthwise_modules: set[str] = set()
         self.ran: Counter[str] = Counter()
-        self.used: set[str] = set()
+        self.users: dict[str, set[str]] = defaultdict(set)
         self.unknown: Counter[str] = Counter()
         self.norm_inputs: dict[str, Axes] = {}
         self.call = ""
@@ -291,7 +291,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for axis in self.axes(tensor):
                     block(axis, why)
             axes = [anew(output, why) for output in call.outputs]
-        self.used.update(self._source_of[id(tensor)] for tensor in call.inputs if id(tensor) in self._source_of)
+        for tensor in call.inputs:
+            if id(tensor) in self._source_of:
+                self.users[self._source_of[id(tensor)]].add(self.where)
         pure = all(self.is_pure(tensor) for tensor in call.inputs)
         carried = self._source_of.get(id(call.inputs[0])) if len(call.inputs) == 1 else None
         for index, (output, own) in enumerate(zip(call.outputs, axes, strict=True)):

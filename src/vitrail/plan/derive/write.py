@@ -242,7 +242,7 @@ def write(
         for path, module in recorder.modules.items()
         if path not in recorder.ran
         and any(True for _ in module.parameters(recurse=False))
-        and not any(f"{path}.{name}" in recorder.used for name, _ in module.named_parameters(recurse=False))
+        and not any(f"{path}.{name}" in recorder.users for name, _ in module.named_parameters(recurse=False))
     ]
     dims = {name: size for size, name in names.widths.items()}
     if "group" in {part for cut in _all_parts(rules.values(), tensors.values()) for part in Formula.parse(cut).names()}:
