@@ -17,7 +17,8 @@ from ..plan.sizes import attribute_holders
 from .bare import add_up
 from .collectives import Group
 from .family import Family
-from .modules import become, hold
+from .held import hold
+from .modules import become
 
 
 def slice_tensors(model: nn.Module, shards: Mapping[str, Shard], rank: int, skip: frozenset[str] = frozenset()) -> None:

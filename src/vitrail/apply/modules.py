@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -180,34 +179,6 @@ def become(module: nn.Module, style: Style | None, degree: int, group: Group, no
             if style == "depthwise":
                 values["in_channels"] = values["groups"] = weight.shape[0]
         module.__class__ = sharded_class(type(module), GuardedSlice)
-
-
-@dataclass(frozen=True)
-class _Gather:
-    """How a held parameter becomes whole."""
-
-    dim: int
-    width: int
-    degree: int
-    group: Group
-
-
-def hold(module: nn.Module, name: str, dim: int, width: int, degree: int, group: Group) -> None:
-    """Make the attribute ``name`` of ``module``, whose parameter is a slice, the whole whenever it is read."""
-    held = dict(vars(module).get("held_parameters", {}))
-    held[name] = _Gather(dim, width, degree, group)
-    vars(module)["held_parameters"] = held
-    module.__class__ = _holding(type(module), name)
-
-
-@_cached
-def _holding(base: Any, name: str) -> type[Any]:
-    def whole(self: Any) -> torch.Tensor:
-        how: _Gather = self.held_parameters[name]
-        return gather_dim(self._parameters[name], how.dim, how.degree, how.width, how.group, self)
-
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    return type(base.__name__, (base,), {**names, name: property(whole)})
 
 
 @_cached

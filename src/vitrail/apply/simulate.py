@@ -23,11 +23,13 @@ class Ranks:
     """The ranks of one simulated group, which meet at every collective.
 
     ``dropped`` is the number of a collective of the run to leave out: each rank then goes on with its own part.
+    ``effect`` says whether that was another value, on any rank.
     """
 
     degree: int
     dropped: int | None = None
     calls: list[tuple[str, nn.Module, int]] = field(default_factory=list)
+    effect: bool = False
 
     def __post_init__(self) -> None:
         self._barrier = threading.Barrier(self.degree)
@@ -67,18 +69,22 @@ class SimulatedRank:
 
     def all_reduce(self, partial: torch.Tensor, module: nn.Module) -> torch.Tensor:
         parts, number = self.ranks.exchange(self.rank, "all_reduce", partial, module)
-        if number == self.ranks.dropped:
-            return partial.clone()
         total = parts[0].clone()
         for part in parts[1:]:
             total += part
-        return total
+        return self._given(number, total, partial.clone())
 
     def all_gather(self, local: torch.Tensor, module: nn.Module) -> torch.Tensor:
         parts, number = self.ranks.exchange(self.rank, "all_gather", local, module)
-        if number == self.ranks.dropped:
-            parts = [local] * len(parts)
-        return torch.cat([part.reshape(-1) for part in parts])
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        return self._given(number, flat, torch.cat([local.reshape(-1)] * len(parts)))
+
+    def _given(self, number: int, right: torch.Tensor, without: torch.Tensor) -> torch.Tensor:
+        if number != self.ranks.dropped:
+            return right
+        if not torch.equal(right, without):
+            self.ranks.effect = True
+        return without
 
     def __deepcopy__(self, memo: Any) -> SimulatedRank:
         return self

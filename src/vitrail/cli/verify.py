@@ -96,7 +96,7 @@ def _mutated(case: Any, plan: Any, degree: int) -> Any:
 
 
 def _document(mutation: Any) -> dict[str, Any]:
-    return {**vars(mutation), "unnoticed": list(mutation.unnoticed), "ok": mutation.ok}
+    return {**vars(mutation), "unnoticed": list(mutation.unnoticed), "idle": list(mutation.idle), "ok": mutation.ok}
 
 
 def _ok(report: dict[str, Any], dtype: str | None) -> bool:

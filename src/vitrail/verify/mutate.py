@@ -19,12 +19,14 @@ from .outputs import differences, recorded
 class Mutation:
     """``dropped`` collectives, one at a time; ``unnoticed`` are the modules of those that changed nothing.
 
+    ``idle`` are those that carried nothing, such as the products of a zero: to drop one is to drop nothing.
     ``planned`` is how many the plan's modules should run, by how often the whole model runs them.
     """
 
     dropped: int
     planned: int
     unnoticed: tuple[str, ...]
+    idle: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -42,17 +44,18 @@ def mutate(resolved: ResolvedPlan, model: nn.Module, arguments: Arguments) -> Mu
         own = [{id(module): name for name, module in copy.named_modules()} for copy in models]
         run_all(models, ranks, arguments)
         trace = [(what, own[0][id(module)]) for what, module, _ in ranks.calls]
-        unnoticed = []
+        unnoticed: list[str] = []
+        idle: list[str] = []
         for number in range(len(trace)):
             ranks.calls.clear()
-            ranks.dropped = number
+            ranks.dropped, ranks.effect = number, False
             if not _noticed(models, ranks, arguments, reference, expected):
-                unnoticed.append(f"{trace[number][0]} in {trace[number][1]}")
+                (unnoticed if ranks.effect else idle).append(f"{trace[number][0]} in {trace[number][1]}")
             if ranks.broken:
                 ranks = Ranks(resolved.degree)
                 models = shard_all(model, resolved, ranks)
     assert names
-    return Mutation(len(trace), _planned(resolved, expected.calls, trace), tuple(unnoticed))
+    return Mutation(len(trace), _planned(resolved, expected.calls, trace), tuple(unnoticed), tuple(idle))
 
 
 def _noticed(
