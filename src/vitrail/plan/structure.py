@@ -6,6 +6,7 @@ import functools
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def key_of(model: nn.Module) -> str:
 def sources(model: nn.Module) -> dict[str, str]:
     """A digest of the file of every class reachable in ``model``: modules, processors and what they derive from.
 
+    With them go the files of the functions that those files import from the same package, or from beside them.
     PyTorch's own stand as its version.
     """
     found: dict[str, str] = {}
@@ -60,8 +62,26 @@ def sources(model: nn.Module) -> dict[str, str]:
             package = base.__module__.split(".")[0]
             if package == "torch":
                 found["torch"] = ".".join(torch.__version__.split(".")[:2])
-            elif package not in ("builtins", "typing", "abc", "collections"):
+            elif package not in sys.stdlib_module_names:
                 found[base.__module__] = _digest(base)
+    for name in [name for name in found if name != "torch"]:
+        found |= _imported(name)
+    return found
+
+
+@functools.cache
+def _imported(name: str) -> dict[str, str]:
+    """The files of functions that the module called ``name`` has from its own package or from beside it."""
+    module = sys.modules.get(name)
+    package = name.split(".")[0]
+    found: dict[str, str] = {}
+    for value in list(vars(module).values()) if module is not None else ():
+        if not inspect.isfunction(value) or value.__module__ in (None, name):
+            continue
+        other = value.__module__.split(".")[0]
+        file = getattr(sys.modules.get(value.__module__), "__file__", None)
+        if file and (other == package or not any(part in ("site-packages", "lib") for part in Path(file).parts)):
+            found[value.__module__] = _file_digest(file)
     return found
 
 
@@ -76,7 +96,12 @@ def _classes(model: nn.Module) -> Iterator[type]:
 @functools.cache
 def _digest(cls: type) -> str:
     try:
-        content = Path(inspect.getfile(cls)).read_bytes()
+        return _file_digest(inspect.getfile(cls))
     except (OSError, TypeError):  # made in a session or a notebook: there is no file to read
-        content = repr(sorted(name for name in vars(cls))).encode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+        code = [getattr(value, "__code__", None) for value in vars(cls).values()]
+        content = repr(sorted(name for name in vars(cls))).encode() + b"".join(c.co_code for c in code if c is not None)
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _file_digest(file: str) -> str:
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
