@@ -138,14 +138,31 @@ def derive_plan(
 
     Raises `UnsupportedError` when the forward cannot be traced, and says at which operation.
     """
+    calls = None if inputs is None else _checked(inputs)
     with quiet():
-        plan = _derive(model, inputs, unproven)
+        plan = _derive(model, calls, unproven)
     if keep and inputs is None and plan.verified:
         _store(plan, model)
     return plan
 
 
-def _derive(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, unproven: bool) -> Plan:
+def _checked(inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    calls = [inputs] if isinstance(inputs, Mapping) else list(inputs) if isinstance(inputs, (list, tuple)) else []
+    if not calls or not all(isinstance(call, Mapping) for call in calls):
+        raise UsageError(
+            f"inputs are a {type(inputs).__name__}"
+            + (f" of {type(calls[0]).__name__}" if calls else "")
+            + "; the keyword arguments of one call (a dict) are needed, or a list of such",
+            hint="derive_plan(model, {'x': tensor})",
+        )
+    for call in calls:
+        for name, value in call.items():
+            if isinstance(value, torch.Tensor) and not value.numel():
+                raise UsageError(f"the input {name!r} is empty, {list(value.shape)}: it shows nothing of what is done")
+    return calls
+
+
+def _derive(model: nn.Module, inputs: list[Mapping[str, Any]] | None, unproven: bool) -> Plan:
     trials = _probe_trials(model) if inputs is None and is_known(type(model)) else []
     if not trials:
         return _derive_from(model, inputs, unproven)
@@ -243,15 +260,14 @@ def trials_for(model: nn.Module, inputs: Sequence[Mapping[str, Any]] | None = No
     calls = {str(index): _converted(call, None) for index, call in enumerate(given)}
     others = [call for call in map(_other_batch, given) if call is not None and _runs(small, call)]
     # What is right at one length may be right by chance: a single token leaves attention nothing to do.
+    others += [call for call in map(_varied, given) if call is not None and _runs(small, call)]
     longer = [other for call in (*given, *others) for other in _longer(call) if _runs(small, other)]
     calls |= {f"longer {index}": _converted(call, None) for index, call in enumerate(longer[:1])}
     return Trial(small, calls, [_arguments(call) for call in [*given, *others, *longer[:4]]])
 
 
-def _derive_from(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, unproven: bool
-) -> Plan:
-    trial = trials_for(model, None if inputs is None else [inputs] if isinstance(inputs, Mapping) else inputs)
+def _derive_from(model: nn.Module, inputs: list[Mapping[str, Any]] | None, unproven: bool) -> Plan:
+    trial = trials_for(model, inputs)
     count = sum(parameter.numel() for parameter in trial.model.parameters())
     if count > MOST:
         if not unproven:
@@ -264,7 +280,24 @@ def _derive_from(
         return portable(Derivation.of(bare, trial.calls).propose(2).plan, bare)
     plan, _ = prove_trial(trial)
     resolve(plan, model, 1)
+    if count < sum(parameter.numel() for parameter in model.parameters()):
+        _same_in_full(plan, model, trial)
     return plan
+
+
+def _same_in_full(plan: Plan, model: nn.Module, trial: Trial) -> None:
+    """Raise `PlanError` where blocks that were left out of the comparison are not as those that were in it."""
+    bare = on_meta(model)
+    proposal = Derivation.of(bare, trial.calls).propose(2)
+    full = portable(proposal.plan, bare).to_document()
+    short = plan.to_document()
+    for part in ("modules", "tensors", "held", "inputs", "attributes"):
+        if full.get(part, {}) != short.get(part, {}):
+            raise PlanError(
+                f"the blocks of {type(model).__name__} are not all alike, and it is too large to compare a plan's "
+                "values in full",
+                hint="derive the plan with a smaller configuration of the same structure, and pass it (plan=...)",
+            )
 
 
 def on_meta(model: nn.Module) -> nn.Module:
@@ -321,6 +354,26 @@ def _other_batch(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return value[pick] if pick else torch.cat([value, value.flip(0) * 0.5 if value.is_floating_point() else value])
 
     return {name: other(value) for name, value in call.items()}
+
+
+def _varied(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The call with random numbers where it has the same everywhere: zeros hide what is done with them."""
+    generator = torch.Generator().manual_seed(3)
+
+    def flat(value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and not value.is_meta
+            and (value.numel() > 1 and bool((value == value.flatten()[0]).all()))
+        )
+
+    if not any(flat(value) for value in call.values()):
+        return None
+    return {
+        name: torch.randn(value.shape, dtype=value.dtype, generator=generator) if flat(value) else value
+        for name, value in call.items()
+    }
 
 
 def _longer(call: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..errors import PlanError, UnsupportedError, VitrailError
-from ..plan import Plan, resolve
+from ..plan import Plan, resolve, valid_degrees
 from ..plan.derive import Derivation, Proposal
 from ..plan.derive.record import tensors_in
 from ..plan.derive.trace import first_line
@@ -144,6 +144,12 @@ def prove(
                 f"{type(model).__name__} cannot be run in float64 on the CPU to compare a plan with: "
                 f"{first_line(error)}"
             ) from error
+        if not all(_tells(reference) for reference in references):
+            raise UnsupportedError(
+                f"{type(model).__name__} gives nothing to compare a plan by: "
+                "a call must give tensors (alone, or in tuples, lists, dicts or objects) that are not all zero",
+                hint="pass inputs=... for which it does, or a plan (plan=...)",
+            )
         if not all(_finite(reference) for reference in references):
             raise UnsupportedError(
                 f"{type(model).__name__} gives NaN or infinity on random weights: nothing to compare"
@@ -151,7 +157,9 @@ def prove(
 
         def check(proposal: Proposal) -> list[Comparison]:
             found = []
-            for number in degrees:
+            # A small model may have fewer units than ranks: the plan is then for as many ranks as it has units.
+            possible = set(valid_degrees(proposal.plan, model)) if proposal.axes else set(degrees)
+            for number in [number for number in degrees if number in possible] or degrees[:1]:
                 found.append(_against(proposal.plan, model, calls, references, number))
                 if not found[-1].ok:
                     break
@@ -188,6 +196,12 @@ def _drop(derivation: Derivation, proposal: Proposal, check: Callable[[Proposal]
     for axis, comparison in wrong.items():
         why = comparison.trouble or f"the values would be off by {comparison.error:.0e}"
         derivation.exclude(proposal, axis, f"sharded, {why}")
+
+
+def _tells(output: Any) -> bool:
+    """Whether an output can tell right from wrong: it has tensors, and not only zeros."""
+    tensors = list(tensors_in(output))
+    return any(tensor.numel() and bool((tensor != 0).any()) for tensor in tensors)
 
 
 def _finite(output: Any) -> bool:

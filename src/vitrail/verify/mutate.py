@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
+from ..apply.family import MOST_ROWS
 from ..apply.prove import TOLERANCE, Arguments, one_thread, relative_error, whole
 from ..apply.simulate import Ranks, run_all, shard_all
 from ..apply.wide import dense_flex_attention
@@ -71,11 +73,24 @@ def _noticed(
     return any(difference.error > TOLERANCE for difference in differences(given, expected))  # type: ignore[arg-type]
 
 
-def _planned(resolved: ResolvedPlan, calls: Sequence[tuple[str, object]], trace: Sequence[tuple[str, str]]) -> int:
+def _planned(
+    resolved: ResolvedPlan, calls: Sequence[tuple[str, list[torch.Tensor]]], trace: Sequence[tuple[str, str]]
+) -> int:
     """The collectives of the plan's modules; a held parameter's are as many as it is read."""
     families = resolved.together
     communicating = {name for name, style in resolved.styles.items() if style in ("rowwise", "gathered", "norm")}
     held = {name.rpartition(".")[0] for name in (*resolved.held, *resolved.reduced)}
     count = sum(name in communicating and name not in families for name, _ in calls)
-    count += len({families[name] for name, _ in calls if name in families})
+    met: set[str] = set()
+    seen: set[str] = set()
+    for name, tensors in calls:
+        if name not in families:
+            continue
+        rows = tensors[0].numel() // max(1, tensors[0].shape[-1])
+        if rows > MOST_ROWS or name in seen:  # it is gathered alone
+            count += 1
+        elif families[name] not in met:
+            count += 1
+            met.add(families[name])
+        seen.add(name)
     return count + sum(name in held and name not in communicating for _, name in trace)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .axes import Axis, factors, find, leaves, local_size, terms
 from .choose import Choice, touches
-from .numbers import Attribute, Operation, Origin, Size, attributes_in, evaluate, sizes_in
+from .numbers import COMPARISONS, Attribute, Operation, Origin, Size, attributes_in, evaluate, sizes_in
 from .record import Meeting, Recorder
 
 
@@ -77,16 +77,36 @@ def solve(recorder: Recorder, choice: Choice) -> tuple[dict[Attribute, Axis], li
         holds_now = functools.partial(holds, meeting.number, meeting.axis)
         if not _repair(meeting, free, found, recorder, chosen, near, holds_now) and not is_loose:
             refusals.append(_refusal(meeting, chosen, _describe(meeting), found))
+    single = dict.fromkeys(chosen, 1)
+    for where, symbol, left, right in recorder.comparisons:
+        if not isinstance(right, int):  # two lengths of the model: they follow each other, or the values will tell
+            continue
+        depends = [leaf for origin in (left, right) for leaf in _leaves_of(origin, found, chosen)]
+        if not depends:
+            continue
+        whole = COMPARISONS[symbol](_whole(left, recorder), _whole(right, recorder))
+        if any(COMPARISONS[symbol](here(left, own), here(right, own)) != whole for own in (*trials, single)):
+            why = f"{_name(left)} {symbol} {_name(right)} in {where or 'the forward'} may be another on a rank"
+            refusals.append(Refusal(tuple(depends), why))
     for where, origin in recorder.escapes:
         for own in trials:
-            whole = evaluate(origin, lambda name: recorder.attributes[name], lambda size: find(size).size)
-            if here(origin, own) != whole:
-                touched = [leaf for axis in sizes_in(origin) for leaf in leaves(axis) if leaf in chosen]
-                touched += [leaf for name in attributes_in(origin) if name in found for leaf in leaves(found[name])]
+            if here(origin, own) != _whole(origin, recorder):
+                touched = _leaves_of(origin, found, chosen)
                 why = f"a number computed from {_name(origin)} in {where or 'the forward'} would be another on a rank"
                 refusals.append(Refusal(tuple(leaf for leaf in touched if leaf in chosen), why))
                 break
     return found, refusals
+
+
+def _whole(origin: Origin, recorder: Recorder) -> int:
+    """What an origin comes to in the whole model."""
+    return evaluate(origin, lambda name: recorder.attributes[name], lambda size: find(size).size)
+
+
+def _leaves_of(origin: Origin, found: Mapping[Attribute, Axis], chosen: set[Axis]) -> list[Axis]:
+    """The sharded leaves that an origin depends on."""
+    touched = [leaf for axis in sizes_in(origin) for leaf in leaves(axis) if leaf in chosen]
+    return touched + [leaf for name in attributes_in(origin) if name in found for leaf in leaves(found[name])]
 
 
 def _repair(

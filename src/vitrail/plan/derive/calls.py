@@ -110,15 +110,15 @@ class Calls(TorchFunctionMode):
                     self.recorder.escapes.append((self.recorder.where, item.origin))
         else:
             for number in _integers((args, list(kwargs.values()))):
-                if isinstance(number, Number) and number > 1:
+                if isinstance(number, Number) and int(number) > 1:
                     for tensor in (*outputs, *tensors_in(args)):
                         for axis in self.recorder.axes(tensor):
-                            if find(axis).size == number:
+                            if find(axis).size == int(number):
                                 self.recorder.meeting(f"?{name}", number.origin, axis)
 
     def _meet(self, name: str, sizes: Sequence[Any], axes: Sequence[Axis]) -> None:
         for size, axis in zip(sizes, axes, strict=False):
-            if isinstance(size, int) and size > 1 and find(axis).size == size:
+            if isinstance(size, int) and int(size) > 1 and find(axis).size == int(size):
                 self.recorder.meeting(name, origin_of(size), axis)
 
     def _cut(self, tensor: torch.Tensor, dim: int, start: Any, stop: Any) -> None:
@@ -128,11 +128,13 @@ class Calls(TorchFunctionMode):
 
     def _ends(self, axis: Axis, size: int, ends: Sequence[Any]) -> None:
         for end in ends:
-            if isinstance(end, int) and 0 < end < size:
+            if isinstance(end, int) and 0 < int(end) < size:
                 self.recorder.meeting("slice", origin_of(end), segment(axis, 0, int(end)))
-            elif isinstance(end, Number) and end == size:
+            elif isinstance(end, Number) and int(end) == size:
                 self.recorder.meeting("slice", end.origin, axis)
-            elif isinstance(end, int) and -size < end < 0:
+            elif isinstance(end, Number) and int(end) > size:  # it cuts nothing here, and might on a rank
+                self.recorder.escapes.append((self.recorder.where, end.origin))
+            elif isinstance(end, int) and -size < int(end) < 0:
                 origin = origin_of(-end)
                 self.recorder.meeting("slice", origin, segment(axis, size + int(end), size))
 

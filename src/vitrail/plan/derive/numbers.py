@@ -57,6 +57,15 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 _METHODS = {"+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod"}
 
 _escaped: list[Number] = []
+_compared: list[tuple[str, Origin, Origin]] = []
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 
 class Number(int):
@@ -85,6 +94,32 @@ class Number(int):
     def __pow__(self, other: Any, modulo: Any = None) -> Any:
         _escaped.append(self)
         return int(self) ** other
+
+    def _compare(self, symbol: str, other: Any) -> Any:
+        if isinstance(other, int) and not isinstance(other, bool):
+            _compared.append((symbol, self.origin, other.origin if isinstance(other, Number) else int(other)))
+        return COMPARISONS[symbol](int(self), int(other)) if isinstance(other, int) else NotImplemented
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare("<", other) if isinstance(other, int) else int(self) < other
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare("<=", other) if isinstance(other, int) else int(self) <= other
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(">", other) if isinstance(other, int) else int(self) > other
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(">=", other) if isinstance(other, int) else int(self) >= other
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare("==", other) if isinstance(other, int) else int(self) == other
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare("!=", other) if isinstance(other, int) else int(self) != other
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
 
     def __deepcopy__(self, memo: Any) -> Number:
         return self
@@ -123,6 +158,13 @@ def take_escaped() -> list[Number]:
     """The numbers that became something else than integers since the last call."""
     taken = list(_escaped)
     _escaped.clear()
+    return taken
+
+
+def take_compared() -> list[tuple[str, Origin, Origin]]:
+    """The comparisons of numbers since the last call: a forward may go another way on a rank."""
+    taken = list(dict.fromkeys(_compared))
+    _compared.clear()
     return taken
 
 
@@ -209,6 +251,7 @@ def traced_attributes(model: nn.Module) -> Iterator[dict[Attribute, int]]:
                         undo.append((holder, name, value))
                         holder[name] = made
         take_escaped()
+        take_compared()
         yield values
     finally:
         for holder, name, value in undo:

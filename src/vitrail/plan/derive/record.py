@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import rules_index as rules_index  # registers its rules
 from . import rules_math
 from .axes import Axis, Conflict, block, equate, find, fresh
-from .numbers import Attribute, Number, Origin, take_escaped
+from .numbers import Attribute, Number, Origin, take_compared, take_escaped
 from .rules import RULES, Axes, Call, anew
 
 _CARRIES_SOURCE = {
@@ -116,6 +116,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.crossings: list[Crossing] = []
         self.meetings: list[Meeting] = []
         self.escapes: list[tuple[str, Origin]] = []
+        self.comparisons: list[tuple[str, str, Origin, Origin]] = []
         self.attributes: dict[Attribute, int] = {}
         self.attention: list[Attention] = []
         self.depthwise_modules: set[str] = set()
@@ -251,6 +252,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_escapes(self) -> None:
         self.escapes.extend((self.where, number.origin) for number in take_escaped())
+        self.comparisons.extend((self.where, *compared) for compared in take_compared())
 
     def finish(self, output: Any) -> None:
         """The model's outputs are whole: what reaches them is not cut."""
