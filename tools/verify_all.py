@@ -19,7 +19,7 @@ import diffusers
 
 from vitrail.apply.planning import trial_of
 from vitrail.apply.prove import compare, randomised
-from vitrail.plan import catalog, resolve
+from vitrail.plan import catalog, resolve, valid_degrees
 from vitrail.plan.report import summarise
 from vitrail.verify.mutate import mutate
 
@@ -36,7 +36,8 @@ def verify(name: str, degrees: list[int]) -> list[dict[str, Any]]:
         trial = trial_of(probes[entry.probe])
         model = randomised(trial.model)
         row: dict[str, Any] = {"class": name, "structure": entry.probe, "errors": {}, "mutations": {}}
-        for degree in degrees:
+        possible = valid_degrees(entry.plan, model)
+        for degree in [degree for degree in degrees if degree in possible]:
             comparison = compare(entry.plan, model, trial.arguments, degree)
             row["errors"][degree] = comparison.error if comparison.ok else comparison.trouble or comparison.error
             if number == 0:

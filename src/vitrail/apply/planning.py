@@ -28,7 +28,8 @@ from ..plan.guess import guess_inputs
 from ..plan.probe import Probe
 from ..plan.skeleton import skeleton
 from ..plan.structure import key_of, structure
-from .prove import Arguments, Comparison, prove, quiet, randomised
+from .prove import Arguments, Comparison, one_thread, prove, quiet, randomised, whole
+from .wide import dense_flex_attention
 
 log = logging.getLogger(__name__)
 
@@ -262,6 +263,10 @@ def trials_for(model: nn.Module, inputs: Sequence[Mapping[str, Any]] | None = No
     # What is right at one length may be right by chance: a single token leaves attention nothing to do.
     others += [call for call in map(_varied, given) if call is not None and _runs(small, call)]
     longer = [other for call in (*given, *others) for other in _longer(call) if _runs(small, other)]
+    # What the model itself does not take (a table of positions that is too short) is no trial of a plan.
+    real = randomised(small) if others or longer else small
+    others = [call for call in others if _computes(real, call)]
+    longer = [call for call in longer if _computes(real, call)]
     calls |= {f"longer {index}": _converted(call, None) for index, call in enumerate(longer[:1])}
     return Trial(small, calls, [_arguments(call) for call in [*given, *others, *longer[:4]]])
 
@@ -397,6 +402,17 @@ def _stretched(value: Any, dim: int, length: int | None) -> Any:
     more = 2 * value.shape[dim] if length is None else value.shape[dim] // 2 + 2
     extra = torch.cat([value.flip(dim)] * (more // value.shape[dim] + 1), dim).narrow(dim, 0, more)
     return torch.cat([value, extra * 0.7 if value.is_floating_point() else extra], dim)
+
+
+def _computes(model: nn.Module, call: Mapping[str, Any]) -> bool:
+    """Whether the whole model, in float64, runs with a call nobody gave."""
+    try:
+        with one_thread(), dense_flex_attention():
+            whole(model, _arguments(call))
+    except Exception as error:  # noqa: BLE001  whatever a stranger's forward raises
+        log.debug("a varied call does not run: %s", error)
+        return False
+    return True
 
 
 def _runs(model: nn.Module, call: Mapping[str, Any]) -> bool:

@@ -19,21 +19,11 @@ from .rules_math import attention as attention_rule
 _SHAPES = {"view", "reshape", "expand", "new_zeros", "new_ones", "new_empty", "new_full", "broadcast_to", "view_as"}
 _SHAPE = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 _FACTORIES = {"zeros", "ones", "full", "empty"}
+# Calls in which an integer is a value, and not a length: it would be another on a rank.
 _VALUES = {
-    "mul",
-    "div",
-    "add",
-    "sub",
-    "pow",
-    "true_divide",
-    "multiply",
-    "divide",
-    "rsub",
-    "fill_",
-    "full_like",
-    "mul_",
-    "div_",
-}
+    "add", "clamp", "clamp_", "div", "div_", "divide", "eq", "fill_", "floor_divide", "floordiv", "fmod", "full_like",
+    "ge", "gt", "le", "lt", "mod", "mul", "mul_", "multiply", "ne", "pow", "remainder", "sub", "true_divide", "truediv",
+}  # fmt: skip
 
 
 class Calls(TorchFunctionMode):
@@ -55,7 +45,7 @@ class Calls(TorchFunctionMode):
         result = func(*args, **kwargs)
         if isinstance(result, (torch.Tensor, tuple, list)):
             name = getattr(func, "__name__", "")
-            plain = name.strip("_") if name.startswith("__r") or name == "__getitem__" else name
+            plain = name.strip("_") if name.startswith("__") else name
             self._numbers(plain, args, kwargs, result)
         return result
 
@@ -104,7 +94,7 @@ class Calls(TorchFunctionMode):
             if name != "chunk":
                 own = [self.recorder.axes(output)[int(dim)] for output in outputs]
                 self._meet(name, sizes if len(sizes) == len(own) else sizes * len(own[:-1]), own)
-        elif name in _VALUES or (name.startswith("r") and name[1:] in _VALUES):
+        elif name in _VALUES or (name[:1] in ("r", "i") and name[1:] in _VALUES):
             for item in (*args, *kwargs.values()):
                 if isinstance(item, Number):
                     self.recorder.escapes.append((self.recorder.where, item.origin))
