@@ -158,7 +158,10 @@ def prove(
         def check(proposal: Proposal) -> list[Comparison]:
             found = []
             # A small model may have fewer units than ranks: the plan is then for as many ranks as it has units.
-            possible = set(valid_degrees(proposal.plan, model)) if proposal.axes else set(degrees)
+            try:
+                possible = set(valid_degrees(proposal.plan, model)) if proposal.axes else set(degrees)
+            except PlanError as error:
+                return [Comparison(degree, math.inf, error.message)]
             for number in [number for number in degrees if number in possible] or degrees[:1]:
                 found.append(_against(proposal.plan, model, calls, references, number))
                 if not found[-1].ok:

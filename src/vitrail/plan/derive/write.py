@@ -50,11 +50,12 @@ class _Names:
         self.what: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
         self.widths = self._widths()
-        self.groups = {
+        ratios = dict.fromkeys(
             find(event.heads).size // find(event.shared).size
             for event in recorder.attention
             if find(event.shared).size < find(event.heads).size
-        }
+        )
+        self.groups = {size: "group" + (f"_{index + 1}" if index else "") for index, size in enumerate(ratios)}
         self._name_axes()
 
     def _widths(self) -> dict[int, str]:
@@ -173,7 +174,7 @@ class _Names:
 
     def _count(self, count: int) -> Formula:
         if count in self.groups:
-            return Formula("name", "group")
+            return Formula("name", self.groups[count])
         return Formula("number", number=count)
 
 
@@ -245,8 +246,9 @@ def write(
         and not any(f"{path}.{name}" in recorder.users for name, _ in module.named_parameters(recurse=False))
     ]
     dims = {name: size for size, name in names.widths.items()}
-    if "group" in {part for cut in _all_parts(rules.values(), tensors.values()) for part in Formula.parse(cut).names()}:
-        dims["group"] = max(names.groups)
+    mentioned = {name for part in _all_parts(rules.values(), tensors.values()) for name in Formula.parse(part).names()}
+    mentioned |= {name for text in counted.values() for name in Formula.parse(text).names()}
+    dims |= {name: size for size, name in names.groups.items() if name in mentioned}
     members: dict[str, tuple[Axis, ...]] = {}
     for leaf, name in names.axis_of.items():
         members[name] = (*members.get(name, ()), leaf)
@@ -307,17 +309,18 @@ def _all_parts(rules: Iterable[Rule], tensors: Iterable[Cut]) -> list[str]:
 
 
 def _structure(axis: Axis, chosen: set[Axis]) -> object:
-    """The shape of an axis' expression, whatever its sizes."""
+    """The shape of an axis' expression, with the sizes of what is whole; those of what is sharded may differ."""
     axis = find(axis)
     if not touches(axis, chosen):
-        return "whole"
+        return axis.size
     if axis.kind is None:
         return "axis"
     flat = (factors if axis.kind == "prod" else terms)(axis)
     merged: list[object] = []
     for part in flat:
         item = _structure(part, chosen)
-        if item == "whole" and merged and merged[-1] == "whole":
+        if isinstance(item, int) and merged and isinstance(merged[-1], int):
+            merged[-1] = merged[-1] * item if axis.kind == "prod" else merged[-1] + item
             continue
         merged.append(item)
     return (axis.kind, *merged)
