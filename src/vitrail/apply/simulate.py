@@ -104,12 +104,13 @@ def shard_all(model: nn.Module, resolved: ResolvedPlan, ranks: Ranks) -> list[nn
 def run_all(models: Sequence[nn.Module], ranks: Ranks, arguments: Callable[[], Mapping[str, Any]]) -> list[Any]:
     """Every rank's output. Raises the first error that a rank raised of itself."""
     results: list[Any] = [None] * len(models)
+    given = [arguments() for _ in models]  # here: making them may parse, which CPython 3.11 cannot do in threads
     errors: list[BaseException | None] = [None] * len(models)
 
     def work(rank: int) -> None:
         try:
             with torch.no_grad(), Wide():
-                results[rank] = models[rank](**arguments())
+                results[rank] = models[rank](**given[rank])
         except BaseException as error:  # noqa: BLE001  raised again in the caller
             errors[rank] = error
             ranks.abort()
