@@ -143,8 +143,9 @@ def _show(found: list[Any], others: list[Any], dtype: str | None) -> None:
             sizes = ", ".join(f"{name} {size}" for name, size in carried["payload_sizes"].items())
             lines.append(f"a rank puts {_bytes(carried['payload_bytes'])} into the collectives of a step, at {sizes}")
         if summary.verified:
+            said = "proven" if summary.source in ("catalog", "derived") else "the file says it was proven"
             lines.append(
-                f"proven: the whole model's values to {summary.verified['error']:.0e}, at degrees "
+                f"{said}: the whole model's values to {summary.verified['error']:.0e}, at degrees "
                 f"{', '.join(map(str, summary.verified['degrees']))}, in float64"
             )
         lines += [

@@ -119,7 +119,8 @@ def explain(resolved: ResolvedPlan, model: nn.Module, name: str) -> list[str]:
                 lines += _partners(resolved, axis)
         if name in resolved.together:
             others = sum(family == resolved.together[name] for family in resolved.together.values()) - 1
-            lines.append(f"It is given the same input as {others} other modules, and gathered with them, once a step.")
+            more = f"{others} other modules" if others > 1 else "another module"
+            lines.append(f"It is given the same input as {more}, and gathered with {'them' if others > 1 else 'it'}.")
         if rule is not None and rule.why:
             lines.append(rule.why[0].upper() + rule.why[1:] + ".")
     for tensor, parameter in module.named_parameters(recurse=False):

@@ -292,7 +292,9 @@ class _Resolution:
 
     def degrees(self) -> list[int]:
         units, blocks = self._units(), self._blocks()
-        most = min([*units.values(), *blocks.values()], default=1)
+        # Without units or blocks everything is gathered: a rank should hold a column of each.
+        columns = min((shape[dim] for _, shape, dim in self.chunked), default=1)
+        most = min([*units.values(), *blocks.values()], default=columns)
         even = [*units.values(), *blocks.values()] if blocks else []
         return [degree for degree in range(1, most + 1) if all(number % degree == 0 for number in even)]
 

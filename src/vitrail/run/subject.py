@@ -99,7 +99,7 @@ def _subject(name: str, cls: Any, arguments: Mapping[str, Any], **more: Any) -> 
     def build() -> nn.Module:
         try:
             return cls(**arguments).eval()
-        except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+        except Exception as error:
             raise UsageError(
                 f"{name} cannot be made from its configuration: {first_line(error)}",
                 hint="give the constructor's arguments as JSON: --config FILE",
@@ -116,6 +116,7 @@ def _from_file(file: Path, name: str, arguments: Mapping[str, Any]) -> Subject:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
+    sys.path.insert(0, str(file.resolve().parent))  # as `python file.py` would: it may import what lies beside it
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -168,7 +169,12 @@ def _in_folder(folder: Path, kind: str) -> Subject:
     config = {key: value for key, value in read_json(folder / "config.json").items() if not key.startswith("_")}
 
     def build() -> nn.Module:
-        model = cls.from_config(config) if hasattr(cls, "from_config") else cls(**config)
+        try:
+            model = cls.from_config(config) if hasattr(cls, "from_config") else cls(**config)
+        except Exception as error:
+            raise CheckpointError(
+                f"{kind} cannot be made from {folder / 'config.json'}: {first_line(error)}"
+            ) from error
         assert isinstance(model, nn.Module)
         return model.eval()
 

@@ -54,6 +54,13 @@ def autocast_on_meta() -> Iterator[None]:
             place.autocast = original  # type: ignore[attr-defined]
 
 
+def _hint(error: BaseException) -> str:
+    text = str(error).lower()
+    if any(word in text for word in ("meta", "item()", "tolist", "data-dependent", "nonzero", "unallocated")):
+        return "a forward that reads values of tensors cannot be planned: pass a plan (plan=...)"
+    return "check that the inputs are what this configuration's forward takes"
+
+
 def first_line(error: BaseException) -> str:
     """An error's kind and the first line of what it says."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -82,7 +89,7 @@ def record(model: nn.Module, calls: Mapping[str, Mapping[str, Any]]) -> Recorder
                 raise UnsupportedError(
                     f"{type(model).__name__} cannot be traced on meta tensors (call {name!r}): in "
                     f"{where or 'its own forward'}: {first_line(error)}",
-                    hint="a forward that reads values of tensors cannot be planned: pass a plan (plan=...)",
+                    hint=_hint(error),
                 ) from error
             recorder.finish(output)
     return recorder
