@@ -51,7 +51,7 @@ class RowwiseSlice(torch.Tensor):
                 return total if bias is None else total + bias
             if func in _PRODUCTS or func is nn.functional.linear:
                 return reduce_sum(func(*args, **kwargs), own.group, own.module)
-            if func in _FACTS or any(func == fact for fact in _FACTS if not callable(getattr(fact, "__hash__", None))):
+            if func in _FACTS:
                 return func(*args, **kwargs)
             if func in _VIEWS:
                 return sliced(func(*args, **kwargs), own.group, own.module)

@@ -9,7 +9,7 @@ import logging
 import os
 import pkgutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,12 +115,14 @@ def _store(plan: Plan, model: nn.Module) -> None:
 class Trial:
     """A small model of some structure and ways to call it, at several sizes.
 
-    ``calls`` are keyword arguments for a recording; ``arguments`` make float64 ones for comparing values.
+    ``calls`` are keyword arguments for a recording; ``arguments`` make float64 ones for comparing values. ``probe`` is
+    the name of the catalog's probe they come from, if they do.
     """
 
     model: nn.Module
     calls: Mapping[str, Mapping[str, Any]]
     arguments: Sequence[Arguments]
+    probe: str | None = None
 
 
 def derive_plan(
@@ -183,7 +185,7 @@ def trial_of(probe: Probe, config: Mapping[str, Any] | None = None) -> Trial:
 
     calls = {variant: probe.make(variant, 0, config=names) for variant in probe.inputs}
     arguments = [maker(variant, size) for variant in probe.inputs for size in range(len(probe.sizes))]
-    return Trial(model, calls, arguments)
+    return Trial(model, calls, arguments, probe.name)
 
 
 def prove_trial(trial: Trial, degrees: Sequence[int] = DEGREES) -> tuple[Plan, list[Comparison]]:
@@ -211,7 +213,6 @@ def _probe_trials(model: nn.Module) -> list[Trial]:
     """The class's own probe of the same structure, or one whose numbers serve with the model's flags and words."""
     wanted = structure(model)
     own = probes(type(model).__name__)
-    mixed: list[Trial] = []
     for probe in own:
         trial = trial_of(probe)
         if structure(trial.model) == wanted:
@@ -224,9 +225,8 @@ def _probe_trials(model: nn.Module) -> list[Trial]:
             log.debug("the probe %s does not serve: %s", probe.name, error)
             continue
         if structure(trial.model) == wanted:
-            mixed.append(trial)
-            break
-    return mixed
+            return [trial]
+    return []
 
 
 def _probe_calls(model: nn.Module) -> tuple[dict[str, Mapping[str, Any]], list[Arguments]] | None:
@@ -447,6 +447,3 @@ def model_class(name: str) -> type[Any]:
         f"diffusers {diffusers.__version__} has no class {name}",
         hint=f"did you mean {', '.join(close)}?" if close else "name a class, a model's folder or file.py:Class",
     )
-
-
-Builder = Callable[[], nn.Module]

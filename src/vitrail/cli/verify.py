@@ -40,7 +40,8 @@ def verify(
     plan
         Verify this plan instead of the catalog's or a derived one.
     dtype
-        Compare a folder's own weights in this dtype, block by block, instead of a small float64 model.
+        Compare a folder's own weights in this dtype, block by block, instead of a small float64 model. An output
+        that is off by more than 20 percent counts as wrong: rounding alone adds up to a few.
     mutate
         Also drop every collective in turn: each drop must be noticed, and their number be the plan's.
     json_

@@ -77,14 +77,11 @@ def compare_checkpoint(subject: Subject, plan: Plan, mesh: Any, dtype: torch.dty
 
 def _arguments_for(subject: Subject, trial: Any, dtype: torch.dtype) -> dict[str, Any]:
     from ..plan.catalog import probes
-    from ..plan.structure import structure
 
-    wanted = structure(subject.model)
     config = dict(getattr(subject.model, "config", {}))
     for probe in probes(type(subject.model).__name__):
-        made = probe.make(next(iter(probe.inputs)), 0, config=config, dtype=dtype)
-        if structure(trial.model) == wanted:
-            return made
+        if probe.name == trial.probe:
+            return probe.make(next(iter(probe.inputs)), 0, config=config, dtype=dtype)
     return {key: _as(value, dtype) for key, value in trial.arguments[0]().items()}
 
 

@@ -14,7 +14,7 @@ from ..apply.prove import TOLERANCE, Arguments, one_thread, relative_error, whol
 from ..apply.simulate import Ranks, run_all, shard_all
 from ..apply.wide import dense_flex_attention
 from ..plan import ResolvedPlan
-from .outputs import differences, recorded
+from .outputs import Outputs, differences, recorded
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Mutation:
 
 def mutate(resolved: ResolvedPlan, model: nn.Module, arguments: Arguments) -> Mutation:
     """Try every collective of one call of ``model`` (whole, in float64). The ranks are simulated."""
-    names = {id(module): name for name, module in model.named_modules()}
     with one_thread(), dense_flex_attention():
         with recorded(model) as expected:
             reference = whole(model, arguments)
@@ -56,12 +55,11 @@ def mutate(resolved: ResolvedPlan, model: nn.Module, arguments: Arguments) -> Mu
             if ranks.broken:
                 ranks = Ranks(resolved.degree)
                 models = shard_all(model, resolved, ranks)
-    assert names
     return Mutation(len(trace), _planned(resolved, expected.calls, trace), tuple(unnoticed), tuple(idle))
 
 
 def _noticed(
-    models: Sequence[nn.Module], ranks: Ranks, arguments: Arguments, reference: object, expected: object
+    models: Sequence[nn.Module], ranks: Ranks, arguments: Arguments, reference: object, expected: Outputs
 ) -> bool:
     with recorded(models[0]) as given:
         try:
@@ -70,7 +68,7 @@ def _noticed(
             return True
     if max((relative_error(output, reference) for output in outputs), default=math.inf) > TOLERANCE:
         return True
-    return any(difference.error > TOLERANCE for difference in differences(given, expected))  # type: ignore[arg-type]
+    return any(difference.error > TOLERANCE for difference in differences(given, expected))
 
 
 def _planned(

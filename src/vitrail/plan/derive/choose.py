@@ -243,10 +243,8 @@ def _groups(
         moved = sum(row.numel for row in own_rows.values())
         gathered = sum(row.numel for row in own_made.values())
         # An all-reduce moves twice what a gather of the same tensor does. Where gathering every one of these modules
-        # would move less, that is done instead.
+        # would move less, that is done instead: `_gather` takes what no group does.
         if 2 * moved > gathered + moved:
-            for leaf in group:
-                leaf.blocked = leaf.blocked  # it stays a candidate for nothing: the gathers below take its modules
             continue
         yield Group(tuple(group), tuple(names), tuple({row.module for row in own_rows.values()}), saved, moved)
 
