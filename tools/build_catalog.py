@@ -31,7 +31,7 @@ def build(name: str) -> str:
     found: dict[str, catalog.Entry] = {}
     for probe in catalog.probes(name):
         trial = trial_of(probe)
-        key = key_of(trial.model)
+        key = key_of(trial.subject)
         if key in found:
             print(f"{name}: {probe.name!r} has the structure of {found[key].probe!r}", file=sys.stderr)
             continue

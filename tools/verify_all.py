@@ -47,7 +47,7 @@ def verify(name: str, degrees: list[int]) -> list[dict[str, Any]]:
                 }  # fmt: skip
         import torch
 
-        summary = summarise(resolve(entry.plan, model, 2), model, [], torch.float32)
+        summary = summarise(resolve(entry.plan, trial.subject, 2), trial.subject, [], torch.float32)
         row |= {"full": summary.full, "left": [left.name for left in summary.leftovers if left.share > 0.001]}
         row["seconds"] = round(time.monotonic() - started, 1)
         rows.append(row)

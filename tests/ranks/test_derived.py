@@ -115,3 +115,26 @@ def test_the_first_rank_derives_and_the_others_receive(ranks: Pools, tmp_path_fa
         assert source == "derived"
         assert held == [60, 10, 60, 6]
     assert len(list((folder / "plans").glob("*.json"))) == 1
+
+
+@torch.no_grad()
+def run_some_ranks_first() -> list[float]:
+    """Ranks 0 and 1 shard a model by themselves, then all three do: with unlike numbers of groups behind them."""
+    meshes = {degree: DeviceMesh("cpu", list(range(degree))) for degree in (2, 3)}
+    errors = []
+    for mesh in meshes.values():
+        if mesh.get_coordinate() is None:
+            continue
+        torch.manual_seed(4)
+        model = Mine().double()
+        x = torch.randn(3, 6, dtype=torch.float64)
+        reference = model(x)
+        vitrail.enable_parallelism(model, config=TensorParallelConfig(mesh=mesh))
+        errors.append(relative_error(model(x), reference))
+    return errors
+
+
+def test_some_ranks_may_have_sharded_before_the_others(ranks: Pools) -> None:
+    results = ranks(3)(run_some_ranks_first)
+    assert [len(errors) for errors in results] == [2, 2, 1]
+    assert max(error for errors in results for error in errors) <= LIMIT

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from .. import env
 from ..errors import DisagreementError
 from .flight import FLIGHT
-from .mesh import side_group
+from .groups import side_group
 
 EXACT_BYTES = 256  # tensors up to this size are hashed whole
 SAMPLE_VALUES = 64  # of all larger tensors together

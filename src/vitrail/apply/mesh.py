@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UnsupportedError, UsageError
 from ..layout import AXIS, BACKENDS, MeshAxis
+from .groups import side_group
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,6 @@ def place(config: TensorParallelConfig, device: str | torch.device | None) -> Pl
     )
     host_group = group if mesh.device_type == "cpu" else side_group(axis.ranks)
     return Placement(axis, mesh, current_device(mesh.device_type), host_group)
-
-
-_side_groups: dict[tuple[int, ...], tuple[dist.ProcessGroup | None, dist.ProcessGroup]] = {}
-
-
-def side_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """A gloo group of ``ranks``, made once for as long as the default group lives: each costs threads and sockets."""
-    world, group = _side_groups.get(ranks, (None, None))
-    if group is None or world is not dist.group.WORLD:
-        group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
-        _side_groups[ranks] = (dist.group.WORLD, group)
-    return group
 
 
 def current_device(device_type: str) -> torch.device:

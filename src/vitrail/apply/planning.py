@@ -10,7 +10,7 @@ import os
 import pkgutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..plan.derive import RULES_VERSION, Derivation
 from ..plan.derive.portable import portable
 from ..plan.guess import guess_inputs
 from ..plan.probe import Probe
+from ..plan.sizes import expand
 from ..plan.skeleton import skeleton
 from ..plan.structure import key_of, structure
 from .prove import Arguments, Comparison, one_thread, prove, quiet, randomised, whole
@@ -116,13 +117,21 @@ class Trial:
     """A small model of some structure and ways to call it, at several sizes.
 
     ``calls`` are keyword arguments for a recording; ``arguments`` make float64 ones for comparing values. ``probe`` is
-    the name of the catalog's probe they come from, if they do.
+    the name of the catalog's probe they come from, if they do. ``alone`` is the model before it ``borrowed``
+    parameters (by name, with a reason why they stay as they are) from another one.
     """
 
     model: nn.Module
     calls: Mapping[str, Mapping[str, Any]]
     arguments: Sequence[Arguments]
     probe: str | None = None
+    borrowed: Mapping[str, str] = field(default_factory=dict)
+    alone: nn.Module | None = None
+
+    @property
+    def subject(self) -> nn.Module:
+        """The model that a plan is for."""
+        return self.alone or self.model
 
 
 def derive_plan(
@@ -179,26 +188,37 @@ def trial_of(probe: Probe, config: Mapping[str, Any] | None = None) -> Trial:
     cls = model_class(probe.model)
     model = skeleton(lambda: cls(**dict(probe.config if config is None else config))).eval()
     names = dict(getattr(model, "config", config or probe.config))
+    alone, borrowed = None, dict[str, str]()
+    if (other := probe.borrows) is not None:
+        partner = skeleton(lambda: model_class(other.model)(**dict(other.config))).eval()
+        alone = copy.deepcopy(model)
+        own = {name for name, _ in model.named_parameters()}
+        model = getattr(cls, other.by)(model, partner)
+        borrowed = {
+            name: f"it belongs to the {other.model} that is joined"
+            for name, _ in model.named_parameters()
+            if name not in own
+        }
 
     def maker(variant: str, size: int) -> Arguments:
         return lambda: probe.make(variant, size, config=names, dtype=torch.float64)
 
     calls = {variant: probe.make(variant, 0, config=names) for variant in probe.inputs}
     arguments = [maker(variant, size) for variant in probe.inputs for size in range(len(probe.sizes))]
-    return Trial(model, calls, arguments, probe.name)
+    return Trial(model, calls, arguments, probe.name, borrowed, alone)
 
 
 def prove_trial(trial: Trial, degrees: Sequence[int] = DEGREES) -> tuple[Plan, list[Comparison]]:
     """The proven, portable plan of a trial, with the comparisons that say so."""
     try:
-        derivation = Derivation.of(trial.model, trial.calls)
+        derivation = Derivation.of(trial.model, trial.calls, trial.borrowed)
     except UnsupportedError:
         # A forward that reads values of what comes from weights (routers do): with real ones, on the small model.
         real = randomised(trial.model)
         calls = {str(index): arguments() for index, arguments in enumerate(trial.arguments)}
-        derivation = Derivation.of(real, calls)
+        derivation = Derivation.of(real, calls, trial.borrowed)
     proposal, comparisons = prove(derivation, randomised(trial.model), trial.arguments, degrees)
-    plan = portable(proposal.plan, trial.model)
+    plan = _own(portable(proposal.plan, trial.model), trial)
     verified = {
         "degrees": [comparison.degree for comparison in comparisons],
         "error": float(f"{max(comparison.error for comparison in comparisons):.1e}"),
@@ -209,13 +229,25 @@ def prove_trial(trial: Trial, degrees: Sequence[int] = DEGREES) -> tuple[Plan, l
     return replace(plan, verified=verified), comparisons
 
 
+def _own(plan: Plan, trial: Trial) -> Plan:
+    """The plan without what it says of modules that the model only borrowed."""
+    if trial.alone is None:
+        return plan
+    own = [*dict(trial.alone.named_modules()), *dict(trial.alone.named_parameters())]
+    return replace(
+        plan,
+        whole={name: why for name, why in plan.whole.items() if expand(name, own)},
+        untraced=tuple(name for name in plan.untraced if expand(name, own)),
+    )
+
+
 def _probe_trials(model: nn.Module) -> list[Trial]:
     """The class's own probe of the same structure, or one whose numbers serve with the model's flags and words."""
     wanted = structure(model)
     own = probes(type(model).__name__)
     for probe in own:
         trial = trial_of(probe)
-        if structure(trial.model) == wanted:
+        if structure(trial.subject) == wanted:
             return [trial]
     for probe in own:
         config = {**probe.config, **wanted["config"]}
@@ -224,7 +256,7 @@ def _probe_trials(model: nn.Module) -> list[Trial]:
         except Exception as error:  # noqa: BLE001  numbers of one structure that another's __init__ refuses
             log.debug("the probe %s does not serve: %s", probe.name, error)
             continue
-        if structure(trial.model) == wanted:
+        if structure(trial.subject) == wanted:
             return [trial]
     return []
 

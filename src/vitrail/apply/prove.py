@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..errors import PlanError, UnsupportedError, VitrailError
-from ..plan import Plan, resolve, valid_degrees
+from ..plan import Plan, degrees_beyond, resolve, valid_degrees
 from ..plan.derive import Derivation, Proposal
 from ..plan.derive.record import tensors_in
 from ..plan.derive.trace import first_line
@@ -162,7 +162,9 @@ def prove(
                 possible = set(valid_degrees(proposal.plan, model)) if proposal.axes else set(degrees)
             except PlanError as error:
                 return [Comparison(degree, math.inf, error.message)]
-            for number in [number for number in degrees if number in possible] or degrees[:1]:
+            usual = [number for number in degrees if number in possible] or list(degrees[:1])
+            further = [number for number in degrees_beyond(proposal.plan, model) if number not in usual]
+            for number in usual + further:
                 found.append(_against(proposal.plan, model, calls, references, number))
                 if not found[-1].ok:
                     break
@@ -175,6 +177,11 @@ def prove(
                 return proposal, found
             if not proposal.axes:
                 break
+            inner = [name for name, axis in proposal.plan.axes.items() if axis.within]
+            if inner and found[-1].degree in degrees_beyond(proposal.plan, model):
+                for name in inner:  # what it adds is a few more degrees
+                    derivation.exclude(proposal, name, f"cut, {found[-1].trouble or 'the values would be wrong'}")
+                continue
             _drop(derivation, proposal, check)
     trouble = found[-1].trouble or f"it is off by {found[-1].error:.1e}"
     raise PlanError(f"no plan for {type(model).__name__} gives the whole model's values: {trouble}")

@@ -2,6 +2,17 @@
 
 from .document import FORMAT, Axis, Plan, Rule, Style
 from .foreign import from_diffusers
-from .resolve import ResolvedPlan, resolve, valid_degrees
+from .resolve import ResolvedPlan, degrees_beyond, resolve, valid_degrees
 
-__all__ = ["FORMAT", "Axis", "Plan", "ResolvedPlan", "Rule", "Style", "from_diffusers", "resolve", "valid_degrees"]
+__all__ = [
+    "FORMAT",
+    "Axis",
+    "Plan",
+    "ResolvedPlan",
+    "Rule",
+    "Style",
+    "degrees_beyond",
+    "from_diffusers",
+    "resolve",
+    "valid_degrees",
+]

@@ -26,11 +26,13 @@ class Axis:
     """Something a model has a number of, which is shared out over the ranks: attention heads, feed-forward columns.
 
     ``size`` counts the indivisible units and ``width`` the elements of one: integers, or keys of the model's
-    configuration. Without a size the axis is read off the weights' shapes, in units of one element.
+    configuration. Without a size the axis is read off the weights' shapes, in units of one element. An axis ``within``
+    another counts the parts of one of its units, and is cut where the other has fewer units than there are ranks.
     """
 
     size: int | str | None = None
     width: int | str | None = None
+    within: str = ""
     what: str = ""
 
 
@@ -129,7 +131,7 @@ class Plan:
             raise PlanError(f"{where} does not name the model's class: the key 'model' is missing")
         axes = {}
         for name, entry in _mapping(document, "axes", where).items():
-            _known(entry, {"size", "width", "what"}, f"{where}: axis {name!r}")
+            _known(entry, {"size", "width", "within", "what"}, f"{where}: axis {name!r}")
             axes[name] = Axis(**entry)
         rules = []
         for module, entry in _mapping(document, "modules", where).items():
@@ -209,6 +211,7 @@ class Plan:
     def check(self) -> None:
         """Raise `PlanError` unless the document makes sense by itself, whatever the model."""
         where = f"the plan ({self.source})"
+        self._check_pairs(where)
         for rule in self.rules:
             if rule.style not in get_args(Style):
                 raise PlanError(f"{where}: module {rule.module!r} has style {rule.style!r}; known: {get_args(Style)}")
@@ -227,6 +230,20 @@ class Plan:
             if "." not in name:
                 raise PlanError(f"{where}: attribute {name!r} must be a module's name, a dot and the attribute")
             self._check_parts((text,), f"{where}: attribute {name!r}")
+
+    def _check_pairs(self, where: str) -> None:
+        outer: dict[str, str] = {}
+        for name, axis in self.axes.items():
+            if not axis.within:
+                continue
+            here = f"{where}: axis {name!r} is within {axis.within!r}"
+            if axis.within not in self.axes:
+                raise PlanError(f"{here}, which the plan does not declare")
+            if self.axes[axis.within].within:
+                raise PlanError(f"{here}, which is within another itself; one level is possible")
+            if axis.within in outer:
+                raise PlanError(f"{here}, as {outer[axis.within]!r} is; one axis can be within another")
+            outer[axis.within] = name
 
     def _check_parts(self, parts: tuple[str | int, ...], here: str) -> None:
         kinds = {type(part) for part in parts}

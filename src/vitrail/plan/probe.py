@@ -30,7 +30,16 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"sum": sum, "len": len, "max": max}
 _TENSOR = re.compile(r"(float|uniform|int|bool|true|ones|zeros)\[(.*)\](?:<(.+))?", re.DOTALL)
 _KEYS = {"model", "note", "probes"}
-_PROBE_KEYS = {"name", "config", "sizes", "inputs", "why"}
+_PROBE_KEYS = {"name", "config", "sizes", "inputs", "why", "borrows"}
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """Another model, whose modules the probe's model takes over by its class's method ``by`` before it can run."""
+
+    model: str
+    config: Mapping[str, Any]
+    by: str
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class Probe:
     config: Mapping[str, Any]
     sizes: tuple[Mapping[str, int], ...]
     inputs: Mapping[str, Mapping[str, Any]]
+    borrows: Borrowed | None = None
 
     def make(
         self,
@@ -76,8 +86,18 @@ def read_probes(text: str, source: str) -> tuple[Probe, ...]:
         if not isinstance(entry, dict) or set(entry) - _PROBE_KEYS or not {"config", "inputs"} <= set(entry):
             raise PlanError(f"{where}: probe {index} must have 'config' and 'inputs', and may have 'name' and 'sizes'")
         sizes = tuple(entry.get("sizes", ({"batch": 2}, {"batch": 1})))
+        borrows = entry.get("borrows")
+        if borrows is not None and set(borrows) != {"model", "config", "by"}:
+            raise PlanError(f"{where}: probe {index} 'borrows' needs 'model', 'config' and 'by'")
         probes.append(
-            Probe(document.get("model", ""), entry.get("name", "default"), entry["config"], sizes, entry["inputs"])
+            Probe(
+                document.get("model", ""),
+                entry.get("name", "default"),
+                entry["config"],
+                sizes,
+                entry["inputs"],
+                Borrowed(**borrows) if borrows is not None else None,
+            )
         )
     return tuple(probes)
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from ..errors import PlanError
-from ..layout import Formula, Range, Ranges, Shard, share, split
+from ..layout import Formula, Ranges, Shard, share, split
 from .document import Cut, Held, Plan, Rule, Style
 from .norms import Norm, recognise
+from .owned import Owned, beyond, lacking, most, owned, pairs, possible
 from .sizes import Equation, Match, Sizes, attribute_holders, matches, split_attribute
 
 LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -81,6 +82,12 @@ def resolve(plan: Plan, model: nn.Module, degree: int, pad: bool = False) -> Res
 def valid_degrees(plan: Plan, model: nn.Module) -> list[int]:
     """The degrees ``plan`` can serve on ``model``, ascending; 1 is always among them."""
     return _Resolution(plan, model).degrees()
+
+
+def degrees_beyond(plan: Plan, model: nn.Module) -> list[int]:
+    """Small degrees at which axes within others are split (`Axis.within`), if the plan has any."""
+    resolution = _Resolution(plan, model)
+    return beyond(plan.axes, resolution.units()) if pairs(plan.axes) else []
 
 
 @dataclass(frozen=True)
@@ -271,7 +278,7 @@ class _Resolution:
 
     # -- degrees
 
-    def _units(self) -> dict[str, int]:
+    def units(self) -> dict[str, int]:
         """The units of every axis: the fewest of any block."""
         found = {name: self.sizes.values(name) for name in self.plan.axes}
         return {name: min(sizes.values()) for name, sizes in found.items() if sizes}
@@ -291,25 +298,35 @@ class _Resolution:
         return blocks
 
     def degrees(self) -> list[int]:
-        units, blocks = self._units(), self._blocks()
+        units, blocks = self.units(), self._blocks()
         # Without units or blocks everything is gathered: a rank should hold a column of each.
         columns = min((shape[dim] for _, shape, dim in self.chunked), default=1)
-        most = min([*units.values(), *blocks.values()], default=columns)
+        limit = most(self.plan.axes, units)
+        last = min([*([] if limit is None else [limit]), *blocks.values()], default=columns)
         even = [*units.values(), *blocks.values()] if blocks else []
-        return [degree for degree in range(1, most + 1) if all(number % degree == 0 for number in even)]
+        return [
+            degree
+            for degree in range(1, last + 1)
+            if all(number % degree == 0 for number in even) and possible(self.plan.axes, units, degree)
+        ]
 
     def _check_degree(self, degree: int) -> None:
         if degree < 1:
             raise PlanError(f"a degree of {degree} is not possible; it must be at least 1")
-        blocks = self._blocks()
-        counts = {f"{axis} ({self.plan.axes[axis].what or 'axis'})": size for axis, size in self._units().items()}
+        blocks, units = self._blocks(), self.units()
+        what = {name: f"{name} ({self.plan.axes[name].what or 'axis'})" for name in units}
         # Proportions know nothing of units: with them everything is cut evenly.
         problems = [
-            f"{what} has {size} units, which {degree} does not divide"
-            for what, size in {**counts, **blocks}.items()
+            f"{name} has {size} units, which {degree} does not divide"
+            for name, size in {**{what[axis]: size for axis, size in units.items()}, **blocks}.items()
             if blocks and size % degree
         ]
-        problems += [f"{what} has {size} units, fewer than {degree}" for what, size in counts.items() if size < degree]
+        inner = pairs(self.plan.axes)
+        for axis in lacking(self.plan.axes, units, degree):
+            parts = f" of {units[inner[axis]]} parts" if inner.get(axis) in units else ""
+            problems.append(f"{what[axis]} has {units[axis]} units{parts}, fewer than {degree}")
+            if parts:
+                problems[-1] = f"{what[axis]} has {units[axis]} units{parts}, which cannot be shared out over {degree}"
         if problems:
             would = self.degrees()
             listed = f"1 to {would[-1]}" if would == list(range(1, would[-1] + 1)) else ", ".join(map(str, would))
@@ -368,9 +385,9 @@ class _Resolution:
 
     def _uneven(self, name: str, degree: int) -> bool:
         rule, key = self._norm_rule(name)
-        sizes = self.sizes.of(key)
-        names = [part for text in rule.parts for part in Formula.parse(text).names()]
-        return any(sizes[part] % degree for part in names if part in self.plan.axes)
+        names = {part for text in rule.parts for part in Formula.parse(text).names()}
+        everyone = self._owned(degree, key)
+        return any(not _even(everyone, name) for name in names if name in everyone[0])
 
     def _recognise(self, name: str) -> Norm:
         rule, key = self._norm_rule(name)
@@ -382,15 +399,14 @@ class _Resolution:
             )
         return norm
 
-    def _owned(self, degree: int, key: str) -> list[dict[str, Range]]:
+    def _owned(self, degree: int, key: str) -> list[Owned]:
         """Each rank's units of every axis."""
-        sizes = self.sizes.of(key)
-        cuts = {name: split(sizes[name], degree) for name in self.plan.axes if name in sizes}
-        return [{name: cut[rank] for name, cut in cuts.items()} for rank in range(degree)]
+        sizes = {name: size for name, size in self.sizes.of(key).items() if name in self.plan.axes}
+        return owned(self.plan.axes, sizes, degree)
 
     def _even(self) -> list[int]:
         """The degrees that divide every axis."""
-        common = math.gcd(*self._units().values())
+        common = math.gcd(*(size for name, size in self.units().items() if not self.plan.axes[name].within))
         return [degree for degree in range(1, common + 1) if common % degree == 0]
 
     def _ranges(
@@ -403,10 +419,10 @@ class _Resolution:
         formula = Formula.parse(" + ".join(map(str, parts)))
         formula, sizes = self.sizes.widen(formula), self.sizes.of(key)
         everyone = self._owned(degree, key)
-        most = {name: -(-sizes[name] // degree) for name in everyone[0]}
-        if not self.padded or all(sizes[name] % degree == 0 for name in formula.names() if name in most):
-            return tuple(formula.ranges(sizes, owned) for owned in everyone), ()
-        both = [formula.padded(sizes, owned, most) for owned in everyone]
+        if not self.padded or all(_even(everyone, name) for name in formula.names() if name in everyone[0]):
+            return tuple(formula.ranges(sizes, own) for own in everyone), ()
+        largest = _largest(everyone)
+        both = [formula.padded(sizes, own, largest) for own in everyone]
         return tuple(ranges for ranges, _ in both), tuple(zeros for _, zeros in both)
 
     def _attributes(self, degree: int) -> dict[tuple[str, str], tuple[int, ...]]:
@@ -426,17 +442,11 @@ class _Resolution:
                     f"{self.where}: {match.name}.{attribute} is {value!r}, but {text!r} has {sizes.get(text)} units"
                     f" ({formula.size(sizes)} elements)"
                 )
+            everyone = self._owned(degree, match.key)
             local[match.name, attribute] = tuple(
-                formula.size({**sizes, **self._counts(owned, sizes, degree)})
-                for owned in self._owned(degree, match.key)
+                formula.size({**sizes, **(_largest(everyone) if self.padded else _counts(own))}) for own in everyone
             )
         return local
-
-    def _counts(self, owned: Mapping[str, Range], sizes: Mapping[str, int], degree: int) -> dict[str, int]:
-        """How many units of every axis a rank computes with."""
-        if self.padded:
-            return {name: -(-sizes[name] // degree) for name in owned}
-        return {name: stop - start for name, (start, stop) in owned.items()}
 
     def _inputs(self, degree: int) -> dict[str, tuple[InputCut, ...]]:
         cuts: dict[str, list[InputCut]] = {}
@@ -450,6 +460,19 @@ class _Resolution:
                         entry = InputCut(tuple(path.split(".")), cut.dim, whole, ranges, zeros)
                         cuts.setdefault(match.name, []).append(entry)
         return {name: tuple(own) for name, own in cuts.items()}
+
+
+def _counts(own: Owned) -> dict[str, int]:
+    return {name: stop - start for name, (start, stop) in own.items()}
+
+
+def _largest(everyone: Sequence[Owned]) -> dict[str, int]:
+    """The most units of every axis that any rank has."""
+    return {name: max(_counts(own)[name] for own in everyone) for name in everyone[0]}
+
+
+def _even(everyone: Sequence[Owned], name: str) -> bool:
+    return len({_counts(own)[name] for own in everyone}) == 1
 
 
 def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:

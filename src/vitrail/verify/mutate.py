@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from ..apply.family import MOST_ROWS
 from ..apply.prove import TOLERANCE, Arguments, one_thread, relative_error, whole
 from ..apply.simulate import Ranks, run_all, shard_all
 from ..apply.wide import dense_flex_attention
+from ..layout import Ranges
 from ..plan import ResolvedPlan
 from .outputs import Outputs, differences, recorded
 
@@ -45,12 +46,13 @@ def mutate(resolved: ResolvedPlan, model: nn.Module, arguments: Arguments) -> Mu
         own = [{id(module): name for name, module in copy.named_modules()} for copy in models]
         run_all(models, ranks, arguments)
         trace = [(what, own[0][id(module)]) for what, module, _ in ranks.calls]
+        slices = _norm_slices(resolved)
         unnoticed: list[str] = []
         idle: list[str] = []
         for number in range(len(trace)):
             ranks.calls.clear()
             ranks.dropped, ranks.effect = number, False
-            if not _noticed(models, ranks, arguments, reference, expected):
+            if not _noticed(models, ranks, arguments, reference, expected, slices):
                 (unnoticed if ranks.effect else idle).append(f"{trace[number][0]} in {trace[number][1]}")
             if ranks.broken:
                 ranks = Ranks(resolved.degree)
@@ -59,7 +61,12 @@ def mutate(resolved: ResolvedPlan, model: nn.Module, arguments: Arguments) -> Mu
 
 
 def _noticed(
-    models: Sequence[nn.Module], ranks: Ranks, arguments: Arguments, reference: object, expected: Outputs
+    models: Sequence[nn.Module],
+    ranks: Ranks,
+    arguments: Arguments,
+    reference: object,
+    expected: Outputs,
+    slices: Mapping[str, Ranges],
 ) -> bool:
     with recorded(models[0]) as given:
         try:
@@ -68,7 +75,16 @@ def _noticed(
             return True
     if max((relative_error(output, reference) for output in outputs), default=math.inf) > TOLERANCE:
         return True
-    return any(difference.error > TOLERANCE for difference in differences(given, expected))
+    return any(difference.error > TOLERANCE for difference in differences(given, expected, slices))
+
+
+def _norm_slices(resolved: ResolvedPlan) -> dict[str, Ranges]:
+    """What the first rank has of the output of each norm: linear attention's normaliser would hide it later on."""
+    return {
+        name: resolved.shards[f"{name}.weight"].ranges[0]
+        for name in resolved.norms
+        if f"{name}.weight" in resolved.shards
+    }
 
 
 def _planned(

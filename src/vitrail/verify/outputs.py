@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..apply.prove import relative_error
+from ..layout import Ranges
 from ..plan.derive.record import tensors_in
 
 
@@ -48,18 +49,25 @@ class Difference:
     error: float
 
 
-def differences(sharded: Outputs, whole: Outputs) -> list[Difference]:
+def differences(sharded: Outputs, whole: Outputs, slices: Mapping[str, Ranges] | None = None) -> list[Difference]:
     """Of each module whose output is whole on every rank, how far it is off, in the order in which they ran.
 
-    Modules whose output is a slice are left out: their shapes differ.
+    Modules whose output is a slice are compared where ``slices`` has the indices of its last dimension, and left out
+    otherwise.
     """
     found = []
     for index, ((name, given), (other, expected)) in enumerate(zip(sharded.calls, whole.calls, strict=False)):
         if name != other:
             break
+        if slices and name in slices:
+            expected = [_slice(tensor, slices[name]) for tensor in expected]
         if [tensor.shape for tensor in given] == [tensor.shape for tensor in expected]:
             found.append(Difference(name, index, relative_error(given, expected)))
     return found
+
+
+def _slice(tensor: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    return torch.cat([tensor[..., start:stop] for start, stop in ranges], -1)
 
 
 def block_of(name: str, model: nn.Module) -> str:

@@ -47,10 +47,18 @@ class Derivation:
     excluded: dict[Axis, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module, calls: Mapping[str, Mapping[str, Any]]) -> Derivation:
-        """Record ``model`` (parameters on meta) called with each of ``calls``. Raises `UnsupportedError`."""
+    def of(
+        cls,
+        model: nn.Module,
+        calls: Mapping[str, Mapping[str, Any]],
+        borrowed: Mapping[str, str] | None = None,
+    ) -> Derivation:
+        """Record ``model`` (parameters on meta) called with each of ``calls``. Raises `UnsupportedError`.
+
+        ``borrowed`` are parameters that belong to another model, by name, with what to say of them.
+        """
         # A forward may keep things in the model: a copy is recorded, and the model stays as it was.
-        return cls(record(copy.deepcopy(model), calls))
+        return cls(record(copy.deepcopy(model), calls, borrowed))
 
     def propose(self, degree: int) -> Proposal:
         """What would be sharded over ``degree`` ranks."""

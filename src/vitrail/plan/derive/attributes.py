@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .axes import Axis, factors, find, leaves, local_size, terms
+from .axes import Axis, factors, find, leaves, local_size, multiply, terms
 from .choose import Choice, touches
 from .numbers import COMPARISONS, Attribute, Operation, Origin, Size, attributes_in, evaluate, sizes_in
 from .record import Meeting, Recorder
@@ -84,6 +85,9 @@ def solve(recorder: Recorder, choice: Choice) -> tuple[dict[Attribute, Axis], li
         depends = [leaf for origin in (left, right) for leaf in _leaves_of(origin, found, chosen)]
         if not depends:
             continue
+        # Whether a key head has one query head is a shortcut; both cases are among the values that are compared.
+        if right == 1 and set(depends) <= set(choice.within):
+            continue
         whole = COMPARISONS[symbol](_whole(left, recorder), _whole(right, recorder))
         if any(COMPARISONS[symbol](here(left, own), here(right, own)) != whole for own in (*trials, single)):
             why = f"{_name(left)} {symbol} {_name(right)} in {where or 'the forward'} may be another on a rank"
@@ -151,10 +155,17 @@ def _related(meeting: Meeting, size: int, chosen: set[Axis], near: Mapping[str, 
         candidates += [axis, *terms(axis)]
         for term in terms(axis):
             candidates += factors(term)
+            candidates += _runs(factors(term), size)
             for factor in factors(term):
                 candidates += [part for inner in terms(factor) for part in (inner, *factors(inner))]
     unique = {find(axis): None for axis in candidates}
     return [axis for axis in unique if axis.size == size and touches(axis, chosen)]
+
+
+def _runs(parts: list[Axis], size: int) -> list[Axis]:
+    """Products of ``size`` of neighbouring factors: key heads and the query heads of each."""
+    runs = (parts[first:last] for first in range(len(parts)) for last in range(first + 2, len(parts) + (first > 0)))
+    return [multiply(run) for run in runs if math.prod(find(part).size for part in run) == size]
 
 
 def _refusal(meeting: Meeting, chosen: set[Axis], why: str, found: Mapping[Attribute, Axis] | None = None) -> Refusal:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from .axes import Axis, Conflict, find, segment
+from .axes import Axis, Conflict, find, segment, split_minor
 from .numbers import Number, Size, origin_of
 from .record import Recorder, tensors_in
 from .rules import Call
@@ -83,6 +83,8 @@ class Calls(TorchFunctionMode):
             sizes = _flat(kwargs.get("sizes", args[2] if len(args) > 2 else ()))
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % args[0].dim()
             self._meet(name, sizes, axes[dim : dim + len(sizes)])
+        elif name == "repeat_interleave":
+            self._repeat(outputs[0], *args[1:], **kwargs)
         elif name == "getitem":
             self._getitem(args[0], args[1])
         elif name == "narrow":
@@ -110,6 +112,13 @@ class Calls(TorchFunctionMode):
         for size, axis in zip(sizes, axes, strict=False):
             if isinstance(size, int) and int(size) > 1 and find(axis).size == int(size):
                 self.recorder.meeting(name, origin_of(size), axis)
+
+    def _repeat(self, output: torch.Tensor, repeats: Any, dim: Any = None, **_: Any) -> None:
+        """Each element ``repeats`` times: they are the minor part of what comes out."""
+        if isinstance(repeats, int) and int(repeats) > 1 and dim is not None:
+            with suppress(Conflict):
+                minor = split_minor(self.recorder.axes(output)[int(dim)], int(repeats))[1]
+                self.recorder.meeting("repeat_interleave", origin_of(repeats), minor)
 
     def _cut(self, tensor: torch.Tensor, dim: int, start: Any, stop: Any) -> None:
         """A slice's ends are sums of what lies before them."""

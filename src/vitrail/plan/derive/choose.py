@@ -42,11 +42,12 @@ class Choice:
     held: dict[str, int] = field(default_factory=dict)
     cuts: list[Crossing] = field(default_factory=list)
     dims: dict[str, int] = field(default_factory=dict)
+    within: dict[Axis, Axis] = field(default_factory=dict)
     reasons: dict[Axis, str] = field(default_factory=dict)
 
     @property
     def sharded(self) -> set[Axis]:
-        return {leaf for group in self.groups for leaf in group.leaves}
+        return {leaf for group in self.groups for leaf in group.leaves} | set(self.within)
 
 
 def touches(axis: Axis, chosen: Collection[Axis]) -> bool:
@@ -98,6 +99,7 @@ def choose(recorder: Recorder, degree: int, excluded: dict[Axis, str] | None = N
         choice.groups.append(group)
         for leaf in group.leaves:
             choice.dims.update(usage[leaf])
+    choice.within = _within(recorder, choice, usage)
     chosen = choice.sharded
     for contraction in recorder.contractions:
         if touches(contraction.axis, chosen) and not _by_module(recorder, contraction):
@@ -223,8 +225,8 @@ def _groups(
     recorder: Recorder, candidates: set[Axis], sets: _Sets, usage: dict[Axis, dict[str, int]]
 ) -> Iterator[Group]:
     members: dict[Axis, list[Axis]] = defaultdict(list)
-    for leaf in candidates:
-        if leaf in sets.parent:
+    for leaf in usage:  # in the order of the model, so that equals are chosen the same every time
+        if leaf in candidates and leaf in sets.parent:
             members[sets.root(leaf)].append(leaf)
     rows: dict[Axis, list[Contraction]] = defaultdict(list)
     made: dict[Axis, list[Contraction]] = defaultdict(list)
@@ -249,6 +251,38 @@ def _groups(
         yield Group(tuple(group), tuple(names), tuple({row.module for row in own_rows.values()}), saved, moved)
 
 
+def _within(recorder: Recorder, choice: Choice, usage: dict[Axis, dict[str, int]]) -> dict[Axis, Axis]:
+    """Query heads that share a key head: with fewer key heads than ranks, they can be cut where those cannot.
+
+    They are leaves beside a chosen one in every weight they are in, where some weights have only the chosen one.
+    """
+    found: dict[Axis, Axis] = {}
+    heads = {leaf for event in recorder.attention for leaf in leaves(event.heads)}
+    for leaf in usage:
+        if leaf not in heads or leaf in choice.reasons or leaf in choice.sharded or leaf.size < 2 or leaf.blocked:
+            continue
+        outer = _beside(recorder, choice, leaf, usage)
+        if outer is not None and outer not in found.values() and not set(usage[outer]) <= set(usage[leaf]):
+            found[leaf] = outer
+    return found
+
+
+def _beside(recorder: Recorder, choice: Choice, leaf: Axis, usage: dict[Axis, dict[str, int]]) -> Axis | None:
+    """The one chosen leaf in every term that ``leaf`` is in."""
+    beside: set[Axis] = set()
+    chosen = choice.sharded
+    for name, dim in usage[leaf].items():
+        if choice.dims.get(name) != dim:
+            return None
+        for term in terms(recorder.sources[name].axes[dim]):
+            if leaf in leaves(term):
+                own = [other for other in leaves(term) if other in chosen]
+                beside.update(own)
+                if len(own) != 1:
+                    return None
+    return beside.pop() if len(beside) == 1 else None
+
+
 def _conflict(recorder: Recorder, choice: Choice, group: Group, usage: dict[Axis, dict[str, int]]) -> str | None:
     """Why ``group`` cannot join what was chosen: a tensor is cut in one dimension, and there in one factor."""
     chosen = choice.sharded
@@ -271,7 +305,7 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
         module = recorder.modules.get(contraction.module)
         if contraction.weight != f"{contraction.module}.weight" or contraction.weight in choice.dims:
             continue
-        if contraction.weight in recorder.tied or recorder.users[contraction.weight] != {contraction.module}:
+        if contraction.weight in recorder.kept or recorder.users[contraction.weight] != {contraction.module}:
             continue
         if (
             is_exact(module)
@@ -281,14 +315,14 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
             choice.gathered[contraction.module] = choice.gathered.get(contraction.module, 0) + contraction.numel
     for path in recorder.ran:
         module = recorder.modules[path]
-        free = f"{path}.weight" not in choice.dims and f"{path}.weight" not in recorder.tied
+        free = f"{path}.weight" not in choice.dims and f"{path}.weight" not in recorder.kept
         free = free and recorder.users[f"{path}.weight"] <= {path}
         if type(module) is nn.Embedding and free and not module.max_norm:
             choice.gathered.setdefault(path, 0)
     _join(recorder, choice)
     # Any other weight is kept in parts and gathered at use, which is right whatever is done with it.
     for name, source in recorder.sources.items():
-        left = name not in choice.dims and name.rpartition(".")[0] not in choice.gathered and name not in recorder.tied
+        left = name not in choice.dims and name.rpartition(".")[0] not in choice.gathered and name not in recorder.kept
         if source.kind == "parameter" and source.tensor.dim() > 1 and left:
             sizes = list(source.tensor.shape)
             choice.held[name] = sizes.index(max(sizes))

@@ -104,9 +104,12 @@ class Known:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What is known after any number of forwards of ``model``, whose parameters are on meta."""
+    """What is known after any number of forwards of ``model``, whose parameters are on meta.
 
-    def __init__(self, model: nn.Module) -> None:
+    ``borrowed`` are parameters of another model, by name, with what to say of them: they stay as they are.
+    """
+
+    def __init__(self, model: nn.Module, borrowed: Mapping[str, str] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
         self.modules: dict[str, nn.Module] = dict(model.named_modules())
@@ -131,7 +134,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, Known] = {}
         self._source_of: dict[int, str] = {}
         self._scope: list[tuple[str, list[tuple[torch.Tensor, Known]]]] = [("", [])]
-        self.tied = _tied(model)
+        # Why a parameter stays as it is, whatever is done with it.
+        self.kept = {**{name: f"it is tied to {other}" for name, other in _tied(model).items()}, **(borrowed or {})}
         self._register_sources()
 
     # -- what is known of tensors
@@ -140,8 +144,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def add(name: str, tensor: torch.Tensor, kind: Literal["parameter", "buffer", "attribute"]) -> None:
             if id(tensor) in self._known:
                 return
-            why = f"it is tied to {self.tied[name]}" if name in self.tied else None
-            axes = [fresh(size, why) for size in tensor.shape]
+            axes = [fresh(size, self.kept.get(name)) for size in tensor.shape]
             self.sources[name] = Source(name, tensor, axes, kind)
             self._source_of[id(tensor)] = name
             self._known[id(tensor)] = Known(axes, tensor, kind != "parameter")
@@ -184,7 +187,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(output is tensor for tensor in call.inputs):  # written in place: views of it are no longer known
             self._written.add(output.untyped_storage()._cdata)
         elif call.inputs and torch.Tag.nondeterministic_seeded not in call.tags:
-            fresh_key = (call.name, index, self._spelled(call.args), self._spelled(call.kwargs))
+            given = tuple(self.value_of(tensor) for tensor in call.inputs)
+            fresh_key = (call.name, index, given, self._spelled(call.args), self._spelled(call.kwargs))
         self._values[id(output)] = self._number(fresh_key)
 
     def _spelled(self, value: Any) -> object:

@@ -66,13 +66,15 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def record(model: nn.Module, calls: Mapping[str, Mapping[str, Any]]) -> Recorder:
+def record(
+    model: nn.Module, calls: Mapping[str, Mapping[str, Any]], borrowed: Mapping[str, str] | None = None
+) -> Recorder:
     """Run every call of ``calls`` (keyword arguments by name) on ``model`` and note what happens to dimensions.
 
     Model and inputs are on meta: nothing is computed. Raises `UnsupportedError` for a model that cannot be run so,
     with the module and the operation at which it stopped.
     """
-    recorder = Recorder(model)
+    recorder = Recorder(model, borrowed)
     for name, arguments in calls.items():
         with ExitStack() as stack:
             calls_mode = Calls(recorder)

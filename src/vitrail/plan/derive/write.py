@@ -47,6 +47,7 @@ class _Names:
         self.recorder, self.choice, self.patterns = recorder, choice, patterns
         self.chosen = choice.sharded
         self.axis_of: dict[Axis, str] = {}
+        self.members: dict[str, list[Axis]] = {}
         self.what: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
         self.widths = self._widths()
@@ -54,6 +55,7 @@ class _Names:
             find(event.heads).size // find(event.shared).size
             for event in recorder.attention
             if find(event.shared).size < find(event.heads).size
+            and not any(leaf in choice.within for leaf in leaves(event.heads))
         )
         self.groups = {size: "group" + (f"_{index + 1}" if index else "") for index, size in enumerate(ratios)}
         self._name_axes()
@@ -85,14 +87,15 @@ class _Names:
         classes: dict[Axis, list[Axis]] = defaultdict(list)
         for leaf in self.chosen:
             classes[root(leaf)].append(leaf)
-        first: dict[Axis, int] = {}
+        first: dict[Axis, tuple[int, int]] = {}
         for index, name in enumerate(self.recorder.sources):
             if name in self.choice.dims:
-                for leaf in leaves(self.recorder.sources[name].axes[self.choice.dims[name]]):
-                    first.setdefault(leaf, index)
+                for position, leaf in enumerate(leaves(self.recorder.sources[name].axes[self.choice.dims[name]])):
+                    first.setdefault(leaf, (index, position))
         order = sorted(classes.values(), key=lambda members: min(first[leaf] for leaf in members))
         for members in order:
             name = self._unique(self._describe(members))
+            self.members[name] = members
             for leaf in members:
                 self.axis_of[leaf] = name
             sizes = {leaf.size for leaf in members}
@@ -101,10 +104,13 @@ class _Names:
 
     def _describe(self, members: list[Axis]) -> tuple[str, str]:
         own = set(members)
+        within, outer = set(self.choice.within), set(self.choice.within.values())
         for event in self.recorder.attention:
             shared = own & set(leaves(event.shared))
+            if own & within and own & set(leaves(event.heads)):
+                return "group", "query heads that share a head of keys"
             if shared:
-                grouped = find(event.shared).size < find(event.heads).size
+                grouped = find(event.shared).size < find(event.heads).size or own & outer
                 return ("kv_heads", "heads of keys and values") if grouped else ("heads", "attention heads")
             if own & set(leaves(event.heads)):
                 return "heads", "attention heads that share a key head"
@@ -123,11 +129,17 @@ class _Names:
     def _unique(self, wanted: tuple[str, str]) -> str:
         name, what = wanted
         candidate, count = name, 1
-        while candidate in self.what or candidate in self.widths.values():
+        while candidate in {*self.what, *self.widths.values(), *self.groups.values()}:
             count += 1
             candidate = f"{name}_{count}"
         self.what[candidate] = what
         return candidate
+
+    def outer(self, name: str) -> str:
+        """The axis that another is within, if it is."""
+        return next(
+            (self.axis_of[self.choice.within[leaf]] for leaf in self.members[name] if leaf in self.choice.within), ""
+        )
 
     def formula(self, axis: Axis) -> Formula:
         """The axis in names. What is whole becomes as few factors and terms as can be."""
@@ -254,7 +266,10 @@ def write(
         members[name] = (*members.get(name, ()), leaf)
     plan = Plan(
         model=type(model).__name__,
-        axes={name: PlanAxis(size=names.sizes.get(name), what=what) for name, what in names.what.items()},
+        axes={
+            name: PlanAxis(size=names.sizes.get(name), within=names.outer(name), what=what)
+            for name, what in names.what.items()
+        },
         dims=dims,
         rules=tuple(rules.values()),
         tensors=tensors,
