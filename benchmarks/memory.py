@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from vitrail.apply.planning import model_class
+from vitrail.apply.classes import model_class
 from vitrail.plan import ResolvedPlan, resolve, valid_degrees
 from vitrail.plan.catalog import lookup
 from vitrail.plan.skeleton import skeleton

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import diffusers
 
-from vitrail.apply.planning import prove_trial, trial_of
+from vitrail.apply.planning import prove_trial
+from vitrail.apply.trial import trial_of
 from vitrail.errors import VitrailError
 from vitrail.plan import catalog
 from vitrail.plan.structure import key_of

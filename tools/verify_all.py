@@ -17,8 +17,8 @@ from typing import Any
 
 import diffusers
 
-from vitrail.apply.planning import trial_of
 from vitrail.apply.prove import compare, randomised
+from vitrail.apply.trial import trial_of
 from vitrail.plan import catalog, resolve, valid_degrees
 from vitrail.plan.report import summarise
 from vitrail.verify.mutate import mutate

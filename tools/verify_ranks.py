@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from vitrail.apply.planning import trial_of
+from vitrail.apply.trial import trial_of
 from vitrail.plan import catalog, valid_degrees
 from vitrail.verify.job import compare_on_ranks
 from vitrail.verify.trials import Case

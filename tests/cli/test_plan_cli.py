@@ -146,7 +146,8 @@ def test_verify_a_class_of_ones_own(mine: str, tmp_path: Path, capsys: pytest.Ca
             "has 24 units, fewer than 25",
             "degrees that would do: 1 to 24",
         ),
-        (["plan", "FluxTransformer2DModel", "--tp", "0"], 3, "a degree of 0 is not possible", None),
+        (["plan", "FluxTransformer2DModel", "--tp", "0"], 2, "--tp 0: the degree must be at least 1", None),
+        (["plan", "FluxTransformer2DModel", "--config", "no.json"], 2, "--config no.json: there is no such file", None),
         (["plan", "FluxTransformer2DModel", "--dtype", "int8"], 2, "--dtype int8: known are", None),
         (
             ["plan", "FluxTransformer2DModel", "--explain", "x_embeder"],
@@ -169,6 +170,26 @@ def test_refusals(
     assert error in lines[0]
     if hint:
         assert any(line.startswith("hint: ") and hint in line for line in lines[1:])
+
+
+def test_a_plan_that_cannot_run_is_told_before_ranks_start(
+    mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    assert run(["plan", mine, "-o", str(plan)], capsys)[0] == 0
+    document = json.loads(plan.read_text(encoding="utf-8"))
+    document["attributes"] = {}
+    plan.write_text(json.dumps(document), encoding="utf-8")
+    code, out, err = run(["verify", mine, "--plan", str(plan)], capsys)
+    assert (code, out) == (3, "")
+    assert "plan.json does not run on Mine, over 2 ranks: " in err
+    assert "Traceback" not in err
+
+
+def test_padded_ranks_hold_equal_parts(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["plan", mine, "--tp", "3", "--pad", "--json"], capsys)
+    assert code == 0, err
+    assert len(set(json.loads(out)["models"][0]["rank_parameters"])) == 1
 
 
 @pytest.mark.parametrize(

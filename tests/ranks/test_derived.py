@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import vitrail
-from vitrail.apply.planning import trial_of
 from vitrail.apply.prove import randomised, relative_error
+from vitrail.apply.trial import trial_of
 from vitrail.apply.wide import Wide
 from vitrail.plan import catalog
 
@@ -138,3 +138,29 @@ def test_some_ranks_may_have_sharded_before_the_others(ranks: Pools) -> None:
     results = ranks(3)(run_some_ranks_first)
     assert [len(errors) for errors in results] == [2, 2, 1]
     assert max(error for errors in results for error in errors) <= LIMIT
+
+
+@torch.no_grad()
+def run_joined() -> float:
+    """A ControlNet that borrows modules of the transformer beside it, both sharded, as its pipeline joins them."""
+    from vitrail.apply.classes import model_class
+
+    trial = trial_of(catalog.probes("ZImageControlNetModel")[0])
+    borrows = catalog.probes("ZImageControlNetModel")[0].borrows
+    assert borrows is not None
+    join = model_class("ZImageControlNetModel").from_transformer
+    partner = randomised(model_class(borrows.model)(**borrows.config), seed=1)
+    own = randomised(trial.subject)
+    whole = join(randomised(trial.subject), randomised(partner, seed=1))
+    for model in (own, partner):
+        vitrail.enable_parallelism(model, config=config())
+    joined = join(own, partner)
+    worst = 0.0
+    for arguments in (*trial.arguments, *trial.arguments):
+        with Wide():
+            worst = max(worst, relative_error(joined(**arguments()), whole(**arguments())))
+    return worst
+
+
+def test_a_controlnet_that_borrows_from_a_sharded_transformer(ranks: Pools) -> None:
+    assert max(ranks(2)(run_joined)) <= LIMIT

@@ -9,7 +9,9 @@ import pytest
 import torch
 from support.torchvision_stand_in import stand_in
 
-from vitrail.apply.planning import model_class, prove_trial, trial_of
+from vitrail.apply.classes import model_class
+from vitrail.apply.planning import prove_trial
+from vitrail.apply.trial import trial_of
 from vitrail.plan import catalog, resolve
 from vitrail.plan.report import summarise
 from vitrail.plan.skeleton import skeleton

@@ -8,8 +8,9 @@ from diffusers import FluxMultiControlNetModel, SD3MultiControlNetModel
 from diffusers.models.controlnets.controlnet_hunyuan import HunyuanDiT2DMultiControlNetModel
 from torch import nn
 
-from vitrail.apply.planning import known_plan, trial_of
+from vitrail.apply.planning import known_plan
 from vitrail.apply.prove import compare, randomised
+from vitrail.apply.trial import trial_of
 from vitrail.plan import catalog, resolve
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 import vitrail
 from vitrail.apply.planning import derive_plan
 from vitrail.apply.prove import compare, randomised
-from vitrail.errors import PlanError, UnsupportedError
+from vitrail.errors import PlanError, UnsupportedError, UsageError
 from vitrail.plan import Plan, catalog, derive, resolve
 from vitrail.plan.norms import recognise
 
@@ -161,3 +162,89 @@ def test_norms_are_told_by_what_they_compute(module: nn.Module, expected: tuple[
 
 def test_the_public_name() -> None:
     assert vitrail.derive_plan is derive_plan
+
+
+class Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 40), nn.Linear(40, 6)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Shared(nn.Module):
+    """One block, run again and again, and under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = Step()
+        self.blocks = nn.ModuleList([block] * 3)
+        self.again = block
+
+    def forward(self, x: Any) -> Any:
+        for block in (*self.blocks, self.again):
+            x = block(x)
+        return x
+
+
+def test_a_module_of_several_names_is_one_module() -> None:
+    plan = derive_plan(Shared(), {"x": torch.randn(3, 6)}, keep=False)
+    assert {rule.module: rule.style for rule in plan.rules} == {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    assert plan.verified["error"] <= 1e-9
+
+
+class Slopes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 5
+        self.qkv, self.out = nn.Linear(30, 90), nn.Linear(30, 30)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        slopes = torch.arange(q.shape[1], dtype=q.dtype)[:, None, None]
+        weights = (q @ k.transpose(-1, -2) + slopes * torch.arange(q.shape[2], dtype=q.dtype)).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_the_plan_says_why_heads_are_not_sharded() -> None:
+    plan = derive_plan(Slopes(), {"x": torch.randn(2, 4, 30)}, keep=False)
+    whys = {rule.module: (rule.style, rule.why) for rule in plan.rules}
+    assert whys["qkv"] == ("gathered", "its values are made in the forward, by arange")
+
+
+def test_heads_may_be_told_to_unflatten() -> None:
+    class Told(Slopes):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.Unflatten(-1, (3, 5, 6))
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.parts(self.qkv(x)).permute(2, 0, 3, 1, 4).unbind(0)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.out(mixed.transpose(1, 2).flatten(2))
+
+    plan = derive_plan(Told(), {"x": torch.randn(2, 4, 30)}, keep=False)
+    assert plan.attributes == {"parts.unflattened_size[1]": "heads"}
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        (None, "a model is needed, not a NoneType"),
+        (Shared, "a model is needed, not the class Shared"),
+        (nn.LazyLinear(3), "the parameter weight of LazyLinear has no shape yet"),
+    ],
+)
+def test_what_is_no_model_is_refused(model: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        derive_plan(model)
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    import threading
+
+    model = Shared()
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(UnsupportedError, match="Shared cannot be copied"):
+        derive_plan(model, {"x": torch.randn(3, 6)})

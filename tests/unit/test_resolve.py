@@ -20,6 +20,7 @@ from vitrail.errors import PlanError
 from vitrail.layout import Shard, share, split
 from vitrail.plan import Axis, Plan, Rule, from_diffusers, resolve, valid_degrees
 from vitrail.plan.catalog import lookup
+from vitrail.plan.document import Cut
 
 
 def meta(cls: Any, **config: Any) -> nn.Module:
@@ -36,6 +37,9 @@ class Block(nn.Module):
         self.q = nn.Linear(6, 8)
         self.out = nn.Linear(8, 6)
         self.up = nn.Linear(6, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
 
 
 class Tiny(nn.Module):
@@ -109,6 +113,11 @@ def test_degrees_that_would_do() -> None:
             },
             "more than one axis of unknown size",
         ),
+        (
+            {"inputs": {"blocks.*": {"mask": (Cut(1, ("heads",)),)}}},
+            "cuts the input 'mask' of 'blocks.0', which its forward does not take; it takes x",
+        ),
+        ({"inputs": {"tails.*": {"x": (Cut(1, ("heads",)),)}}}, "cuts inputs of module 'tails"),
         (
             {"rules": (Rule("head", "colwise", (2, 1)),), "attributes": {}},
             r"5 wide, which proportions \[2, 1\] do not divide",

@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import UnsupportedError
 from ..layout import Ranges, Shard, insert_zeros, take
 from ..plan import ResolvedPlan
-from ..plan.resolve import InputCut
+from ..plan.resolved import InputCut
 from ..plan.sizes import attribute_holders
 from .bare import add_up
 from .collectives import Group

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,12 +34,14 @@ class Comparison:
     """``error`` is the largest difference over the largest value, NaN and infinity being infinite.
 
     ``trouble`` says what stopped the ranks, if they did not get to the end. ``collectives`` are those of one call.
+    ``beyond`` is set at degrees at which axes within others are cut.
     """
 
     degree: int
     error: float
     trouble: str = ""
     collectives: int = 0
+    beyond: bool = False
 
     @property
     def ok(self) -> bool:
@@ -144,13 +146,13 @@ def prove(
                 f"{type(model).__name__} cannot be run in float64 on the CPU to compare a plan with: "
                 f"{first_line(error)}"
             ) from error
-        if not all(_tells(reference) for reference in references):
+        if not all(tells(reference) for reference in references):
             raise UnsupportedError(
                 f"{type(model).__name__} gives nothing to compare a plan by: "
                 "a call must give tensors (alone, or in tuples, lists, dicts or objects) that are not all zero",
                 hint="pass inputs=... for which it does, or a plan (plan=...)",
             )
-        if not all(_finite(reference) for reference in references):
+        if not all(finite(reference) for reference in references):
             raise UnsupportedError(
                 f"{type(model).__name__} gives NaN or infinity on random weights: nothing to compare"
             )
@@ -163,31 +165,40 @@ def prove(
             except PlanError as error:
                 return [Comparison(degree, math.inf, error.message)]
             usual = [number for number in degrees if number in possible] or list(degrees[:1])
-            further = [number for number in degrees_beyond(proposal.plan, model) if number not in usual]
-            for number in usual + further:
-                found.append(_against(proposal.plan, model, calls, references, number))
+            beyond = degrees_beyond(proposal.plan, model)
+            for number in dict.fromkeys([*usual, *beyond]):
+                comparison = _against(proposal.plan, model, calls, references, number)
+                found.append(replace(comparison, beyond=number in beyond))
                 if not found[-1].ok:
                     break
             return found
 
-        for _ in range(16):
-            proposal = derivation.propose(degree)
-            found = check(proposal)
-            if all(comparison.ok for comparison in found):
-                return proposal, found
-            if not proposal.axes:
-                break
-            inner = [name for name, axis in proposal.plan.axes.items() if axis.within]
-            if inner and found[-1].degree in degrees_beyond(proposal.plan, model):
-                for name in inner:  # what it adds is a few more degrees
-                    derivation.exclude(proposal, name, f"cut, {found[-1].trouble or 'the values would be wrong'}")
-                continue
-            _drop(derivation, proposal, check)
+        return search(derivation, check, type(model).__name__, degree)
+
+
+Check = Callable[[Proposal], list[Comparison]]
+
+
+def search(derivation: Derivation, check: Check, name: str, degree: int = 2) -> tuple[Proposal, list[Comparison]]:
+    """The largest proposal that ``check`` finds right, dropping what is not. Raises `PlanError` if nothing is left."""
+    for _ in range(16):
+        proposal = derivation.propose(degree)
+        found = check(proposal)
+        if all(comparison.ok for comparison in found):
+            return proposal, found
+        if not proposal.axes:
+            break
+        inner = [axis for axis, entry in proposal.plan.axes.items() if entry.within]
+        if inner and found[-1].beyond:
+            for axis in inner:  # what it adds is a few more degrees
+                derivation.exclude(proposal, axis, f"cut, {found[-1].trouble or 'the values would be wrong'}")
+            continue
+        _drop(derivation, proposal, check)
     trouble = found[-1].trouble or f"it is off by {found[-1].error:.1e}"
-    raise PlanError(f"no plan for {type(model).__name__} gives the whole model's values: {trouble}")
+    raise PlanError(f"no plan for {name} gives the whole model's values: {trouble}")
 
 
-def _drop(derivation: Derivation, proposal: Proposal, check: Callable[[Proposal], list[Comparison]]) -> None:
+def _drop(derivation: Derivation, proposal: Proposal, check: Check) -> None:
     """Exclude every axis that is wrong by itself; if none is, the one without which the others are right."""
     wrong: dict[str, Comparison] = {}
     for axis in proposal.axes:
@@ -208,13 +219,13 @@ def _drop(derivation: Derivation, proposal: Proposal, check: Callable[[Proposal]
         derivation.exclude(proposal, axis, f"sharded, {why}")
 
 
-def _tells(output: Any) -> bool:
+def tells(output: Any) -> bool:
     """Whether an output can tell right from wrong: it has tensors, and not only zeros."""
     tensors = list(tensors_in(output))
     return any(tensor.numel() and bool((tensor != 0).any()) for tensor in tensors)
 
 
-def _finite(output: Any) -> bool:
+def finite(output: Any) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors_in(output) if tensor.is_floating_point())
 
 

@@ -23,6 +23,7 @@ def plan(
     explain: str | None = None,
     plan: Path | None = None,
     fresh: Annotated[bool, Parameter(negative="")] = False,
+    pad: Annotated[bool, Parameter(negative="")] = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
@@ -42,11 +43,13 @@ def plan(
     payload
         Also count what a step's collectives carry, for one ordinary picture; takes some seconds.
     explain
-        A module's name: say in words how that module is sharded, and why.
+        A module's (or a parameter's) name: say in words how that module is sharded, and why.
     plan
         Use this plan instead of the catalog's or a derived one.
     fresh
         Derive the plan afresh, and prove it, whatever the catalog has.
+    pad
+        Give every rank equal shapes, with zeros where units do not divide: for compilers that make one program for all.
     output
         Write the plan to this file, for --plan.
     json_
@@ -54,7 +57,9 @@ def plan(
     """
     from ..run.planning import Planned, planned
 
-    found, others = planned(target, tp, config=config, plan_file=plan, dtype=dtype, fresh=fresh, count_payload=payload)
+    found, others = planned(
+        target, tp, config=config, plan_file=plan, dtype=dtype, fresh=fresh, count_payload=payload, pad=pad
+    )
     if output is not None:
         if len(found) != 1:
             raise UsageError(f"--output takes one model's plan, and {target} has {len(found)} to shard")
@@ -73,7 +78,7 @@ def plan(
         print(json.dumps(report, indent=2))
         return
     assert all(isinstance(item, Planned) for item in found)
-    _show(found, others, dtype)
+    _show(found, others, dtype, payload)
 
 
 def _carried(item: Any, dtype: str | None) -> dict[str, Any]:
@@ -94,8 +99,9 @@ def _explain(found: list[Any], name: str, as_json: bool) -> None:
 
     for item in found:
         names = [path for path, _ in item.subject.model.named_modules()]
-        if name in names:
-            lines = explain(item.resolved, item.subject.model, name)
+        owner = name.rpartition(".")[0]
+        if name in names or (owner in names and name in dict(item.subject.model.named_parameters())):
+            lines = explain(item.resolved, item.subject.model, name if name in names else owner)
             print(json.dumps({"module": name, "explanation": lines}, indent=2) if as_json else "\n".join(lines))
             return
     names = [path for item in found for path, _ in item.subject.model.named_modules()]
@@ -105,7 +111,7 @@ def _explain(found: list[Any], name: str, as_json: bool) -> None:
     )
 
 
-def _show(found: list[Any], others: list[Any], dtype: str | None) -> None:
+def _show(found: list[Any], others: list[Any], dtype: str | None, payload: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -139,6 +145,10 @@ def _show(found: list[Any], others: list[Any], dtype: str | None) -> None:
         if min(summary.rank_parameters) != max(summary.rank_parameters):
             held = ", ".join(f"{number:,}" for number in summary.rank_parameters)
             lines.append(f"the ranks hold {held} parameters: units that do not divide are shared out raggedly")
+        if payload and item.payload is None:
+            lines.append(
+                "what a step's collectives carry is not known: the class has no probes that run at an ordinary size"
+            )
         for carried in [_carried(item, dtype)] if item.payload is not None else []:
             sizes = ", ".join(f"{name} {size}" for name, size in carried["payload_sizes"].items())
             lines.append(f"a rank puts {_bytes(carried['payload_bytes'])} into the collectives of a step, at {sizes}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..errors import UsageError
+from ..errors import PlanError, UsageError
 
 
 def verify(
@@ -21,6 +21,7 @@ def verify(
     plan: Path | None = None,
     dtype: str | None = None,
     mutate: Annotated[bool, Parameter(negative="")] = False,
+    pad: Annotated[bool, Parameter(negative="")] = False,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Compare a sharded model with the unsharded one, on --tp real ranks of this machine's CPU.
@@ -44,6 +45,8 @@ def verify(
         that is off by more than 20 percent counts as wrong: rounding alone adds up to a few.
     mutate
         Also drop every collective in turn: each drop must be noticed, and their number be the plan's.
+    pad
+        Verify ranks of equal shapes, with zeros where units do not divide.
     json_
         Print JSON.
     """
@@ -66,13 +69,15 @@ def verify(
     mutations = []
     for subject in subjects:
         own = []
-        for case in cases(subject) if dtype is None else cases(subject)[:1]:
+        for case in cases(subject, tp) if dtype is None else cases(subject, tp)[:1]:
             made = plan_for_case(subject, case, given)
             own.append(made.to_document())
+            if given is not None and dtype is None and (trouble := _trouble(case, made, tp, pad)):
+                raise PlanError(f"{made.source} does not run on {case.name}, over {tp} ranks: {trouble}")
             if mutate:
-                mutations.append((case.name, _mutated(case, made, tp)))
+                mutations.append((case.name, _mutated(case, made, tp, pad)))
         plans.append(own)
-    job = {"target": named, "config": str(config) if config else None, "dtype": dtype, "plans": plans}
+    job = {"target": named, "config": str(config) if config else None, "dtype": dtype, "pad": pad, "plans": plans}
     try:
         report = launch_ranks(tp, "vitrail.verify.job", json.dumps(job))
     except Interrupted as interrupted:
@@ -87,13 +92,20 @@ def verify(
         sys.exit(1)
 
 
-def _mutated(case: Any, plan: Any, degree: int) -> Any:
+def _trouble(case: Any, plan: Any, degree: int, pad: bool) -> str:
+    """What stops the ranks from running a plan that came from a file; found on simulated ranks."""
+    from ..apply.prove import compare, randomised
+
+    return compare(plan, randomised(case.trial.model), case.trial.arguments[:1], degree, pad).trouble
+
+
+def _mutated(case: Any, plan: Any, degree: int, pad: bool) -> Any:
     from ..apply.prove import randomised
     from ..plan import resolve
     from ..verify.mutate import mutate
 
     model = randomised(case.trial.model)
-    return mutate(resolve(plan, model, degree), model, case.trial.arguments[0])
+    return mutate(resolve(plan, model, degree, pad), model, case.trial.arguments[0])
 
 
 def _document(mutation: Any) -> dict[str, Any]:

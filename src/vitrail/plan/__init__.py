@@ -2,7 +2,8 @@
 
 from .document import FORMAT, Axis, Plan, Rule, Style
 from .foreign import from_diffusers
-from .resolve import ResolvedPlan, degrees_beyond, resolve, valid_degrees
+from .resolve import degrees_beyond, resolve, valid_degrees
+from .resolved import ResolvedPlan
 
 __all__ = [
     "FORMAT",

@@ -32,8 +32,8 @@ class Axis:
 
     size: int | str | None = None
     width: int | str | None = None
-    within: str = ""
     what: str = ""
+    within: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .document import WORTH
-from .resolve import ResolvedPlan
+from .resolved import ResolvedPlan
 
 # Ragged heads and norms aside: what may be left over a fair share.
 _WORDS = {

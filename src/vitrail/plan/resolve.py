@@ -2,69 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import torch
 from torch import nn
 
 from ..errors import PlanError
 from ..layout import Formula, Ranges, Shard, share, split
-from .document import Cut, Held, Plan, Rule, Style
+from .document import Plan, Rule
+from .matching import Matching
 from .norms import Norm, recognise
 from .owned import Owned, beyond, lacking, most, owned, pairs, possible
-from .sizes import Equation, Match, Sizes, attribute_holders, matches, split_attribute
-
-LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-@dataclass(frozen=True)
-class InputCut:
-    """An argument of a module's forward, cut as it enters: ``path`` is its name, then indices or keys."""
-
-    path: tuple[str, ...]
-    dim: int
-    whole: int
-    ranges: tuple[Ranges, ...]
-    zeros: tuple[Ranges, ...] = ()
-
-
-@dataclass(frozen=True)
-class ResolvedPlan:
-    """``shards`` by tensor name; ``styles`` by module name; ``attributes`` by (module, attribute): one per rank.
-
-    A tensor that is not in ``shards`` is whole on every rank. ``norms`` are the modules of that style; ``inputs`` by
-    module; ``untraced`` modules must not run; ``held`` parameters are gathered at use, along a dim. ``skipped`` says
-    which rules were left out as not worth it, and why. Gathered modules of one name in ``together`` share a collective;
-    products of ``reduced`` parameters are added up.
-    """
-
-    plan: Plan
-    degree: int
-    shards: Mapping[str, Shard]
-    styles: Mapping[str, Style]
-    attributes: Mapping[tuple[str, str], tuple[int, ...]]
-    norms: Mapping[str, Norm] = field(default_factory=dict)
-    inputs: Mapping[str, tuple[InputCut, ...]] = field(default_factory=dict)
-    untraced: tuple[str, ...] = ()
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    held: Mapping[str, int] = field(default_factory=dict)
-    together: Mapping[str, str] = field(default_factory=dict)
-    reduced: tuple[str, ...] = ()
-
-    @property
-    def collectives(self) -> int:
-        """Those of one step, when every module runs once and every held parameter is read once."""
-        single = [name for name, style in self.styles.items() if style in ("rowwise", "gathered", "norm")]
-        alone = sum(name not in self.together for name in single)
-        return alone + len(set(self.together.values())) + len(self.held) + len(self.reduced)
-
-    def parameter_numel(self, model: nn.Module, rank: int) -> int:
-        """How many parameters of ``model``, still whole (or on meta), ``rank`` will hold."""
-        whole = ((name, param.numel()) for name, param in model.named_parameters())
-        return sum(self.shards[name].numel(rank) if name in self.shards else numel for name, numel in whole)
+from .resolved import InputCut, ResolvedPlan
+from .sizes import Equation, Sizes, matches
 
 
 def resolve(plan: Plan, model: nn.Module, degree: int, pad: bool = False) -> ResolvedPlan:
@@ -90,175 +41,13 @@ def degrees_beyond(plan: Plan, model: nn.Module) -> list[int]:
     return beyond(plan.axes, resolution.units()) if pairs(plan.axes) else []
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor that is cut along ``dim``, and the parts of that dimension."""
+class _Resolution(Matching):
+    """A plan on one model: the sizes of its axes, and what a rank has at a degree."""
 
-    name: str
-    shape: tuple[int, ...]
-    dim: int
-    parts: tuple[str | int, ...]
-    key: str
-
-
-class _Resolution:
     def __init__(self, plan: Plan, model: nn.Module, pad: bool = False) -> None:
-        self.plan, self.model, self.padded = plan, model, pad
-        self.where = f"the plan for {plan.model} ({plan.source})"
-        if plan.model not in {cls.__name__ for cls in type(model).__mro__}:
-            raise PlanError(f"{self.where} is not for {type(model).__name__}")
-        self.modules: dict[str, nn.Module] = dict(model.named_modules())
-        self.owned = _tensors_of(model)
-        self.tied = _tied(model)
-        self.total = sum(parameter.numel() for parameter in model.parameters())
-        self.skipped: dict[str, str] = {}
-        self.norms: dict[str, Norm] = {}
-        self.styles: dict[str, Style] = {}
-        self.together: dict[str, str] = {}
-        self.reduced: list[str] = []
-        self.chunked: list[tuple[str, tuple[int, ...], int]] = []
-        self.tensors: list[_Tensor] = []
-        for match, module, rule in self._matches():
-            self._module(match, module, rule)
-        for pattern, cut in plan.tensors.items():
-            self._tensor(pattern, cut)
-        self.held: dict[str, int] = {}
-        for pattern, held in plan.held.items():
-            self._hold(pattern, held)
-        if not self.tensors and not self.chunked:
-            raise PlanError(f"{self.where} shards nothing of {type(model).__name__}")
-        self.counted = list(self._counted())
+        super().__init__(plan, model)
+        self.padded = pad
         self.sizes = Sizes(plan, model, list(self._equations()))
-
-    # -- what the plan's patterns match
-
-    def _matches(self) -> Iterator[tuple[Match, nn.Module, Rule]]:
-        for rule in self.plan.rules:
-            found = matches(rule.module, list(self.modules))
-            if not found and not rule.optional:
-                raise PlanError(
-                    f"{self.where} names module {rule.module!r}, which {type(self.model).__name__} does not have",
-                    hint="check that the plan is for this class and configuration, or mark the rule optional",
-                )
-            for match in found:
-                module = self.modules[match.name]
-                self._check_type(match.name, module, rule)
-                yield match, module, rule
-
-    def _check_type(self, name: str, module: nn.Module, rule: Rule) -> None:
-        if rule.style == "norm":
-            return
-        # A subclass may do more in its forward than multiply, and what that does to a shard is not known.
-        known = (*LINEAR, nn.Embedding) if rule.style == "gathered" else LINEAR
-        if type(module) not in known:
-            raise PlanError(
-                f"{self.where} shards {name!r}, which is a {type(module).__name__}; it can only shard Linear, "
-                "convolutions and, gathered, embeddings",
-                hint="unload adapters and quantisation before sharding" if isinstance(module, nn.Linear) else None,
-            )
-        # Layerwise casting and diffusers' hooks put a function of their own there.
-        if "forward" in vars(module):
-            raise PlanError(
-                f"{self.where} shards {name!r}, whose forward was replaced: it would bypass the collective",
-                hint="shard first, and add casting, hooks or caches afterwards",
-            )
-
-    def _module(self, match: Match, module: nn.Module, rule: Rule) -> None:
-        name = match.name
-        if name in self.styles:
-            raise PlanError(f"{self.where}: two rules match module {name!r}")
-        if rule.style == "norm":
-            self._norm(match, module, rule)
-            return
-        weight = getattr(module, "weight", None)
-        assert isinstance(weight, nn.Parameter)
-        self._untied(f"{name}.weight")
-        bias = getattr(module, "bias", None)
-        shape = tuple(weight.shape)
-        if rule.style == "gathered":
-            if self._small(name, weight, rule.above):
-                return
-            self.styles[name] = rule.style
-            if rule.together and type(module) is nn.Linear:
-                self.together[name] = rule.together
-            dim = 1 if isinstance(module, nn.Embedding) else 0
-            self.chunked.append((f"{name}.weight", shape, dim))
-            if isinstance(bias, nn.Parameter):
-                self.chunked.append((f"{name}.bias", tuple(bias.shape), 0))
-            return
-        self.styles[name] = rule.style
-        dim = 1 if rule.style == "rowwise" else 0
-        self.tensors.append(_Tensor(f"{name}.weight", shape, dim, rule.parts, match.key))
-        if isinstance(bias, nn.Parameter) and rule.style != "rowwise":
-            self.tensors.append(_Tensor(f"{name}.bias", tuple(bias.shape), 0, rule.parts, match.key))
-
-    def _small(self, name: str, tensor: torch.Tensor, above: float | None) -> bool:
-        if above is None or tensor.numel() > above * self.total:
-            return False
-        self.skipped[name] = f"its {tensor.numel():,} elements are not worth a collective"
-        return True
-
-    def _hold(self, pattern: str, held: Held) -> None:
-        found = matches(pattern, list(self.owned))
-        if not found:
-            raise PlanError(f"{self.where} holds tensor {pattern!r}, which {type(self.model).__name__} does not have")
-        for match in found:
-            tensor = self.owned[match.name]
-            if held.dim >= tensor.dim():
-                raise PlanError(
-                    f"{self.where} cuts dim {held.dim} of {match.name!r}: its shape is {list(tensor.shape)}"
-                )
-            self._untied(match.name)
-            if not self._small(match.name, tensor, held.above):
-                self.held[match.name] = held.dim
-                self.chunked.append((match.name, tuple(tensor.shape), held.dim))
-
-    def _norm(self, match: Match, module: nn.Module, rule: Rule) -> None:
-        vectors = {name: parameter for name, parameter in module.named_parameters() if parameter is not None}
-        for name, parameter in vectors.items():
-            self.tensors.append(_Tensor(f"{match.name}.{name}", tuple(parameter.shape), 0, rule.parts, match.key))
-        self.styles[match.name] = "norm"
-
-    def _tensor(self, pattern: str, cut: Cut) -> None:
-        dim = cut.dim
-        found = matches(pattern, list(self.owned))
-        if not found:
-            raise PlanError(f"{self.where} names tensor {pattern!r}, which {type(self.model).__name__} does not have")
-        for match in found:
-            shape = tuple(self.owned[match.name].shape)
-            if dim >= len(shape):
-                raise PlanError(f"{self.where} cuts dim {dim} of {match.name!r}, whose shape is {list(shape)}")
-            self._untied(match.name)
-            self.tensors.append(_Tensor(match.name, shape, dim, cut.parts, match.key))
-            if cut.reduce:
-                if "." not in match.name:
-                    raise PlanError(f"{self.where} adds up products of {match.name!r}, which the model itself holds")
-                self.reduced.append(match.name)
-
-    def _untied(self, name: str) -> None:
-        if name in self.tied:
-            raise PlanError(f"{self.where}: {name} is tied to {self.tied[name]}, so it cannot be cut alone")
-
-    def _counted(self) -> Iterator[tuple[Match, str, str, int]]:
-        """Every attribute to rescale: the module, the attribute, its formula and value."""
-        for pattern, text in self.plan.attributes.items():
-            module_pattern, attribute = split_attribute(
-                pattern, self.modules, lambda name: matches(name, list(self.modules))
-            )
-            found = False
-            for match in matches(module_pattern, list(self.modules)):
-                for holder, name, index in attribute_holders(self.modules[match.name], attribute):
-                    found = True
-                    value: Any = getattr(holder, name)
-                    value = value[index] if index is not None else value
-                    if isinstance(value, bool) or not isinstance(value, int):
-                        raise PlanError(f"{self.where}: {match.name}.{attribute} is {value!r}, not an integer")
-                    yield match, attribute, text, value
-            optional = any(rule.optional for rule in self.plan.rules if rule.module.startswith(module_pattern + "."))
-            if not found and not optional:
-                raise PlanError(
-                    f"{self.where} names attribute {pattern!r}, which {type(self.model).__name__} does not have"
-                )
 
     # -- sizes
 
@@ -349,7 +138,9 @@ class _Resolution:
             # Chunks of one length, the last ones shorter: what is gathered is then whole as it lies, but for its end.
             chunk = -(-shape[dim] // degree)
             cuts = [(min(rank * chunk, shape[dim]), min((rank + 1) * chunk, shape[dim])) for rank in range(degree)]
-            shards[name] = Shard(shape, dim, share([(shape[dim], cuts, 1)]))
+            zeros = tuple(((stop - start, chunk),) if stop - start < chunk else () for start, stop in cuts)
+            padded = self.padded and any(zeros)
+            shards[name] = Shard(shape, dim, share([(shape[dim], cuts, 1)]), zeros if padded else ())
         norms = {}
         for name, style in self.styles.items():
             if style == "norm":
@@ -448,11 +239,30 @@ class _Resolution:
             )
         return local
 
+    def _check_argument(self, module: str, name: str) -> None:
+        try:
+            parameters = inspect.signature(type(self.modules[module]).forward).parameters
+        except (TypeError, ValueError):  # a forward that is no Python function
+            return
+        kinds = {parameter.kind for parameter in parameters.values()}
+        if name in parameters or name.isdecimal() or kinds & {inspect.Parameter.VAR_KEYWORD}:
+            return
+        raise PlanError(
+            f"{self.where} cuts the input {name!r} of {module!r}, which its forward does not take; it takes "
+            f"{', '.join(list(parameters)[1:]) or 'nothing'}"
+        )
+
     def _inputs(self, degree: int) -> dict[str, tuple[InputCut, ...]]:
         cuts: dict[str, list[InputCut]] = {}
         for pattern, entries in self.plan.inputs.items():
-            for match in matches(pattern, list(self.modules)):
+            found = matches(pattern, list(self.modules))
+            if not found:
+                raise PlanError(
+                    f"{self.where} cuts inputs of module {pattern!r}, which {type(self.model).__name__} does not have"
+                )
+            for match in found:
                 for path, own in entries.items():
+                    self._check_argument(match.name, path.split(".")[0])
                     for cut in own:
                         formula = self.sizes.widen(Formula.parse(" + ".join(map(str, cut.parts))))
                         whole = formula.size(self.sizes.of(match.key))
@@ -473,24 +283,3 @@ def _largest(everyone: Sequence[Owned]) -> dict[str, int]:
 
 def _even(everyone: Sequence[Owned], name: str) -> bool:
     return len({_counts(own)[name] for own in everyone}) == 1
-
-
-def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor the model's modules hold: parameters, buffers and plain attributes."""
-    found: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, torch.Tensor):
-                found[f"{path}.{name}" if path else name] = value
-    return found
-
-
-def _tied(model: nn.Module) -> dict[str, str]:
-    first: dict[int, str] = {}
-    tied: dict[str, str] = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        if id(param) in first:
-            tied[name], tied[first[id(param)]] = first[id(param)], name
-        else:
-            first[id(param)] = name
-    return tied

@@ -57,3 +57,21 @@ def _parameters_on_meta(factories: AbstractContextManager[Any]) -> Iterator[None
             yield
     finally:
         handle.remove()
+
+
+def tied_parameters(model: nn.Module) -> dict[str, str]:
+    """Parameters that several modules hold: by each name another of its names.
+
+    A module that the model has under several names is one module: its parameters are not tied by that.
+    """
+    owners: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(f"{path}.{name}" if path else name)
+    return {
+        name: names[1] if name == names[0] else names[0]
+        for names in owners.values()
+        if len(names) > 1
+        for name in names
+    }

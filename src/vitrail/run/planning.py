@@ -35,15 +35,18 @@ def planned(
     dtype: str | None = None,
     fresh: bool = False,
     count_payload: bool = False,
+    pad: bool = False,
 ) -> tuple[list[Planned], list[Component]]:
     """The plan of every model of ``target`` that is sharded, worked out over ``degree`` ranks."""
+    if degree < 1:
+        raise UsageError(f"--tp {degree}: the degree must be at least 1")
     kind = dtype_of(dtype)
     subjects, others = find(target or str(model_folder()), config)
     given = read_plan(plan_file) if plan_file is not None else None
     found = []
     for subject in subjects:
         plan = given or plan_of(subject.model, subject.inputs, fresh)
-        resolved = resolve(plan, subject.model, degree)
+        resolved = resolve(plan, subject.model, degree, pad)
         degrees = valid_degrees(plan, subject.model)
         carried = payload(subject.model, resolved) if count_payload else None
         found.append(Planned(subject, resolved, summarise(resolved, subject.model, degrees, kind), carried))

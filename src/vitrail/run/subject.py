@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..apply.planning import model_class
+from ..apply.classes import model_class
 from ..errors import CheckpointError, UsageError
 from ..plan.derive.trace import first_line
 from ..plan.skeleton import skeleton
@@ -88,6 +88,8 @@ def _configurations(name: str) -> Path:
 
 
 def _config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise UsageError(f"--config {file}: there is no such file")
     values = read_json(file)
     return {key: value for key, value in values.items() if not key.startswith("_")}
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from .. import env
 from ..apply.entry import apply_tensor_parallel
-from ..apply.planning import trials_for
 from ..apply.prove import randomised, relative_error
+from ..apply.trial import trials_for
 from ..apply.wide import Wide, dense_flex_attention
 from ..plan import Plan
 from ..run.rank import die_with_parent, guarded
@@ -26,12 +26,12 @@ from .outputs import Difference, Outputs, block_of, differences, recorded
 from .trials import Case, cases
 
 
-def compare_on_ranks(case: Case, plan: Plan, mesh: Any) -> dict[str, Any]:
+def compare_on_ranks(case: Case, plan: Plan, mesh: Any, pad: bool = False) -> dict[str, Any]:
     """The sharded model against itself unsharded, in float64, on real ranks: the worst error and where it begins."""
     from diffusers import TensorParallelConfig
 
     reference_model = randomised(case.trial.model)
-    sharded = apply_tensor_parallel(randomised(case.trial.model), TensorParallelConfig(mesh=mesh), plan)
+    sharded = apply_tensor_parallel(randomised(case.trial.model), TensorParallelConfig(mesh=mesh), plan, pad=pad)
     worst, first = 0.0, None
     for arguments in case.trial.arguments:
         with torch.no_grad(), Wide(), dense_flex_attention():
@@ -54,7 +54,9 @@ def _where(first: Difference | None, model: nn.Module) -> dict[str, Any] | None:
     return {"module": first.module, "block": block_of(first.module, model), "error": first.error}
 
 
-def compare_checkpoint(subject: Subject, plan: Plan, mesh: Any, dtype: torch.dtype) -> dict[str, Any]:
+def compare_checkpoint(
+    subject: Subject, plan: Plan, mesh: Any, dtype: torch.dtype, pad: bool = False
+) -> dict[str, Any]:
     """A real checkpoint, sharded against unsharded in the same dtype, block by block."""
     from diffusers import TensorParallelConfig
 
@@ -65,7 +67,8 @@ def compare_checkpoint(subject: Subject, plan: Plan, mesh: Any, dtype: torch.dty
     folder = str(subject.folder)
     whole_model = cls.from_pretrained(folder, torch_dtype=dtype).eval()
     trial = trials_for(subject.model, subject.inputs)
-    sharded = from_pretrained(cls, folder, parallel_config=TensorParallelConfig(mesh=mesh), plan=plan, dtype=dtype)
+    parallel = TensorParallelConfig(mesh=mesh)
+    sharded = from_pretrained(cls, folder, parallel_config=parallel, plan=plan, dtype=dtype, pad=pad)
     arguments = _arguments_for(subject, trial, dtype)
     with torch.no_grad():
         with recorded(whole_model) as expected:
@@ -107,12 +110,15 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             if job["dtype"]:
                 plan = Plan.from_document(plans[0], source="verified")
                 results.append(
-                    {"case": subject.name, **compare_checkpoint(subject, plan, mesh, dtype_of(job["dtype"]))}
+                    {
+                        "case": subject.name,
+                        **compare_checkpoint(subject, plan, mesh, dtype_of(job["dtype"]), job["pad"]),
+                    }
                 )
                 continue
-            for case, document in zip(cases(subject), plans, strict=True):
+            for case, document in zip(cases(subject, world), plans, strict=True):
                 plan = Plan.from_document(document, source="verified")
-                results.append({"case": case.name, **_worst(compare_on_ranks(case, plan, mesh))})
+                results.append({"case": case.name, **_worst(compare_on_ranks(case, plan, mesh, job["pad"]))})
     return {"results": results}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..apply.planning import Trial, trial_of, trials_for
-from ..plan import Plan
+from ..apply.blocks import most_numel, numel
+from ..apply.trial import Trial, trial_of, trials_for
+from ..plan import Plan, valid_degrees
 from ..plan.catalog import is_known, probes
 from ..run.planning import plan_of
 from ..run.subject import Subject
@@ -19,12 +20,21 @@ class Case:
     trial: Trial
 
 
-def cases(subject: Subject, every: bool | None = None) -> list[Case]:
-    """The structures to try: all that the catalog knows of a class, the model's own for a folder or a file."""
+def cases(subject: Subject, degree: int) -> list[Case]:
+    """The structures to try: all that the catalog knows of a class, the model's own for a folder or a file.
+
+    Where the small model has too few units for ``degree``, one of its own sizes serves, if it is not too large.
+    """
     own = probes(subject.name) if is_known(type(subject.model)) else ()
-    if own and (subject.folder is None if every is None else every):
+    if own and subject.folder is None:
         return [Case(f"{subject.name}, {probe.name}", trial_of(probe)) for probe in own]
-    return [Case(subject.name, trials_for(subject.model, subject.inputs))]
+    trial = trials_for(subject.model, subject.inputs)
+    probe = next((probe for probe in own if probe.name == trial.probe), None)
+    if probe is not None and numel(subject.model) <= most_numel():
+        plan = plan_of(trial.model, subject.inputs)
+        if degree not in valid_degrees(plan, trial.model) and degree in valid_degrees(plan, subject.model):
+            trial = trial_of(probe, dict(subject.model.config))  # type: ignore[arg-type]
+    return [Case(subject.name, trial)]
 
 
 def plan_for_case(subject: Subject, case: Case, given: Plan | None) -> Plan:

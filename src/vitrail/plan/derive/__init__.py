@@ -21,7 +21,7 @@ from .record import Recorder
 from .trace import record
 from .write import write
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 _ROUNDS = 24
 
 __all__ = ["RULES_VERSION", "Derivation", "Proposal"]

@@ -44,6 +44,7 @@ class Choice:
     dims: dict[str, int] = field(default_factory=dict)
     within: dict[Axis, Axis] = field(default_factory=dict)
     reasons: dict[Axis, str] = field(default_factory=dict)
+    refused: dict[Axis, str] = field(default_factory=dict)
 
     @property
     def sharded(self) -> set[Axis]:
@@ -89,7 +90,7 @@ def choose(recorder: Recorder, degree: int, excluded: dict[Axis, str] | None = N
     candidates = {leaf for leaf in usage if leaf not in reasons and leaf.size > 1}
     weight = {leaf: sum(recorder.sources[name].tensor.numel() for name in usage[leaf]) for leaf in candidates}
     sets = _constrain(recorder, candidates, weight, reasons)
-    choice = Choice(reasons=reasons)
+    choice = Choice(reasons=reasons, refused={find(leaf): why for leaf, why in (excluded or {}).items()})
     groups = sorted(_groups(recorder, candidates, sets, usage), key=lambda group: -group.saved / (group.moved + 1))
     for group in groups:
         if why := _conflict(recorder, choice, group, usage):

@@ -214,7 +214,9 @@ def holders(module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def is_builtin(module: nn.Module) -> bool:
     """Modules of torch itself are run by rules that know them; their integers need no tracing."""
-    return type(module).__module__.startswith("torch.nn") and not isinstance(module, nn.MultiheadAttention)
+    return type(module).__module__.startswith("torch.nn") and not isinstance(
+        module, (nn.MultiheadAttention, nn.Unflatten)
+    )
 
 
 def _plain(value: Any) -> bool:

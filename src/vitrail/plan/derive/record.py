@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..skeleton import tied_parameters
 from . import rules_index as rules_index  # registers its rules
 from . import rules_math
 from .axes import Axis, Conflict, block, equate, find, fresh
@@ -124,6 +125,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.attention: list[Attention] = []
         self.depthwise_modules: set[str] = set()
         self.ran: Counter[str] = Counter()
+        self.entered: dict[str, list[tuple[tuple[Any, ...], Mapping[str, Any]]]] = defaultdict(list)
         self.users: dict[str, set[str]] = defaultdict(set)
         self.unknown: Counter[str] = Counter()
         self.norm_inputs: dict[str, Axes] = {}
@@ -135,7 +137,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._source_of: dict[int, str] = {}
         self._scope: list[tuple[str, list[tuple[torch.Tensor, Known]]]] = [("", [])]
         # Why a parameter stays as it is, whatever is done with it.
-        self.kept = {**{name: f"it is tied to {other}" for name, other in _tied(model).items()}, **(borrowed or {})}
+        self.kept = {
+            **{name: f"it is tied to {other}" for name, other in tied_parameters(model).items()},
+            **(borrowed or {}),
+        }
         self._register_sources()
 
     # -- what is known of tensors
@@ -227,6 +232,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.ran[path] += 1
+        self.entered[path].append((args, kwargs))
         changed: list[tuple[torch.Tensor, Known]] = []
         for position, tensor in tensors_in_call(module, args, kwargs):
             if not path:
@@ -313,17 +319,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.learn(output, own, pure)
                 if carried is not None and call.name in _CARRIES_SOURCE:
                     self._source_of[id(output)] = carried
-
-
-def _tied(model: nn.Module) -> dict[str, str]:
-    """Parameters with more than one name, by the first, with the second."""
-    first: dict[int, str] = {}
-    tied: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in first:
-            tied[first[id(parameter)]] = name
-        first.setdefault(id(parameter), name)
-    return tied
 
 
 def _runnable(func: Any, args: tuple[Any, ...], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:

@@ -226,7 +226,9 @@ def write(
         if path in choice.gathered:
             number = choice.together.get(path)
             together = "" if number is None else "common input" + (f" {number + 1}" if number else "")
-            add(pattern, Rule(pattern, "gathered", above=WORTH, together=together))
+            add(
+                pattern, Rule(pattern, "gathered", above=WORTH, together=together, why=_refusal(recorder, choice, path))
+            )
         for name in by_module[path]:
             dim = choice.dims[name]
             parts = _parts(names.formula(recorder.sources[name].axes[dim]))
@@ -363,6 +365,18 @@ def _separate(recorder: Recorder, choice: Choice, patterns: Patterns) -> None:
     for name in recorder.sources:
         if patterns.of(name).rpartition(".")[0] in unlike_modules:
             patterns.literal.add(patterns.of(name))
+
+
+def _refusal(recorder: Recorder, choice: Choice, path: str) -> str:
+    """Why units that a module makes or takes, such as heads, are not sharded though shapes alone would allow it."""
+    weight = recorder.sources.get(f"{path}.weight")
+    found = []
+    contracted = {leaf for contraction in recorder.contractions for leaf in leaves(contraction.axis)}
+    for term in (term for axis in (weight.axes if weight else ()) for term in terms(axis)):
+        units = {leaf for factor in factors(term)[:-1] for leaf in leaves(factor)} & contracted
+        for leaf in leaves(term):
+            found.append(choice.refused.get(leaf) or (choice.reasons.get(leaf) if leaf in units else None))
+    return "; ".join(dict.fromkeys(why for why in found if why))
 
 
 def _whole_reasons(recorder: Recorder, choice: Choice, patterns: Patterns) -> dict[str, str]:

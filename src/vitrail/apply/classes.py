@@ -1,0 +1,38 @@
+"""diffusers' classes by name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import pkgutil
+from typing import Any
+
+from ..errors import UsageError
+from ..plan.catalog import probe_names
+
+log = logging.getLogger(__name__)
+
+
+def model_class(name: str) -> type[Any]:
+    """The class of diffusers that is called ``name``. Raises `UsageError` with what is close."""
+    import diffusers
+    import diffusers.models
+
+    if isinstance(found := getattr(diffusers, name, None), type):
+        return found
+    for info in pkgutil.walk_packages(diffusers.models.__path__, "diffusers.models."):
+        if "transformer" not in info.name and "controlnet" not in info.name:
+            continue
+        try:
+            module = importlib.import_module(info.name)
+        except Exception as error:  # noqa: BLE001  a module whose optional dependency is missing
+            log.debug("%s cannot be imported: %s", info.name, error)
+            continue
+        if isinstance(found := getattr(module, name, None), type):
+            return found
+    close = difflib.get_close_matches(name, probe_names(), 3)
+    raise UsageError(
+        f"diffusers {diffusers.__version__} has no class {name}",
+        hint=f"did you mean {', '.join(close)}?" if close else "name a class, a model's folder or file.py:Class",
+    )
