@@ -1,0 +1,185 @@
+// What Python sees of the core, and what the core asks of Python.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "collectives.h"
+#include "counters.h"
+#include "fallback.h"
+#include "generator.h"
+#include "hooks.h"
+#include "memory.h"
+#include "opfacts.h"
+#include "policy.h"
+#include "relabel.h"
+#include "runtime.h"
+
+namespace py = pybind11;
+
+namespace neuron_sim {
+
+namespace {
+
+// Owned references that are never released: they may be called while the interpreter ends.
+struct Callbacks {
+  PyObject* start = nullptr;
+  PyObject* count = nullptr;
+  PyObject* event = nullptr;
+  PyObject* classify = nullptr;
+};
+Callbacks g_callbacks;
+
+constexpr std::array<const char*, 4> kRuleNames{"float64", "complex", "mixed_devices", "fallback"};
+constexpr std::array<const char*, static_cast<size_t>(Sync::kKinds)> kSyncNames{
+    "item", "copy_to_host", "dynamic_shape", "device", "stream", "event"};
+
+[[noreturn]] void throw_python_error() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+void start() {
+  const py::gil_scoped_acquire gil;
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(g_callbacks.start));
+  if (!result) {
+    throw_python_error();
+  }
+}
+
+int would_count() noexcept {
+  const py::gil_scoped_acquire gil;
+  // A configuration that cannot be read is reported when the device is first used; whoever only counts sees none.
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  auto* result = PyObject_CallNoArgs(g_callbacks.count);
+  const int count = result != nullptr ? static_cast<int>(PyLong_AsLong(result)) : 0;
+  Py_XDECREF(result);
+  PyErr_Clear();
+  PyErr_Restore(type, value, trace);
+  return count;
+}
+
+void event(Rule rule, const std::string& op, const std::string& detail) {
+  const py::gil_scoped_acquire gil;
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallFunction(
+      g_callbacks.event, "sss", kRuleNames[static_cast<size_t>(rule)], op.c_str(), detail.c_str()));
+  if (!result) {
+    throw_python_error();
+  }
+}
+
+OpClass classify(const std::string& op) {
+  const py::gil_scoped_acquire gil;
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallFunction(g_callbacks.classify, "s", op.c_str()));
+  if (!result) {
+    throw_python_error();
+  }
+  const auto [mixes, falls_back] = result.cast<std::pair<bool, bool>>();
+  return {mixes, falls_back};
+}
+
+void connect(py::object start_fn, py::object count_fn, py::object event_fn, py::object classify_fn) {
+  g_callbacks = {
+      start_fn.release().ptr(), count_fn.release().ptr(), event_fn.release().ptr(), classify_fn.release().ptr()};
+  set_callbacks(&start, &would_count);
+  set_policy_callbacks(&event, &classify);
+}
+
+void watch(bool float64, bool complex, bool fallbacks) {
+  uint64_t dtypes = 0;
+  const auto bit = [](c10::ScalarType type) { return uint64_t{1} << static_cast<unsigned>(type); };
+  if (float64) {
+    dtypes |= bit(c10::ScalarType::Double);
+  }
+  if (complex) {
+    dtypes |= bit(c10::ScalarType::ComplexHalf) | bit(c10::ScalarType::ComplexFloat) |
+        bit(c10::ScalarType::ComplexDouble);
+  }
+  g_watch.convert_float64.store(float64);
+  g_watch.dtypes.store(dtypes);
+  g_watch.fallbacks.store(fallbacks);
+  classify_again();
+}
+
+py::dict stats_dict(c10::DeviceIndex core) {
+  check_core(core);
+  const auto s = memory_stats(core);
+  py::dict out;
+  out["capacity"] = s.capacity;
+  out["bytes"] = s.bytes;
+  out["peak_bytes"] = s.peak_bytes;
+  out["allocated_bytes"] = s.allocated_bytes;
+  out["freed_bytes"] = s.freed_bytes;
+  out["blocks"] = s.blocks;
+  out["peak_blocks"] = s.peak_blocks;
+  out["allocated_blocks"] = s.allocated_blocks;
+  out["freed_blocks"] = s.freed_blocks;
+  out["ooms"] = s.ooms;
+  return out;
+}
+
+py::list op_counts() {
+  py::list out;
+  for (const auto* facts : all_facts()) {
+    if (const auto calls = facts->calls.load(); calls > 0) {
+      out.append(py::make_tuple(facts->name, calls, facts->falls_back));
+    }
+  }
+  return out;
+}
+
+py::dict sync_counts() {
+  py::dict out;
+  for (size_t i = 0; i < kSyncNames.size(); i++) {
+    out[kSyncNames[i]] = g_syncs[i].load();
+  }
+  return out;
+}
+
+void reset_counts() {
+  for (auto* facts : all_facts()) {
+    facts->calls.store(0);
+  }
+  for (auto& count : g_syncs) {
+    count.store(0);
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("register_device", [] {
+    register_hooks();
+    prefer_host_kernels();
+  });
+  m.def("connect", &connect);
+  m.def("watch", &watch);
+  m.def("configure", &configure);
+  m.def("ensure_ready", &ensure_ready);
+  m.def("is_started", &is_started);
+  m.def("in_bad_fork", &in_bad_fork);
+  m.def("core_count", [] { return static_cast<int>(core_count()); });
+  m.def("current_core", [] { return static_cast<int>(current_core()); });
+  m.def("exchange_core", [](int64_t index) {
+    if (index >= 0) {
+      check_core(index);
+    }
+    return static_cast<int>(exchange_core(static_cast<c10::DeviceIndex>(index)));
+  });
+  m.def("default_generator", [](int64_t core) {
+    check_core(core);
+    return default_generator(static_cast<c10::DeviceIndex>(core));
+  });
+  m.def("memory_stats", &stats_dict);
+  m.def("reset_peak_stats", &reset_peak_stats);
+  m.def("reset_accumulated_stats", &reset_accumulated_stats);
+  m.def("set_capacity", &set_capacity);
+  m.def("op_counts", &op_counts);
+  m.def("sync_counts", &sync_counts);
+  m.def("reset_counts", &reset_counts);
+  m.def("register_collectives", &register_collectives);
+  m.def("to_host_view", &to_host_view);
+  m.def("to_device", &to_device);
+}
+
+}  // namespace neuron_sim

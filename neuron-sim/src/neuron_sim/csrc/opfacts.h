@@ -1,0 +1,35 @@
+// What is known of an operator, worked out the first time it is dispatched and found again in nanoseconds.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+namespace neuron_sim {
+
+struct OpFacts {
+  std::string name;                          // "aten::add.Tensor"
+  c10::SmallVector<int16_t, 4> written;      // arguments the operator writes to (in-place, out=)
+  c10::SmallVector<int16_t, 4> returns_arg;  // for each result: the argument it is, or -1
+  int16_t generator = -1;                    // the argument named `generator`, or -1
+  bool collective = false;                   // c10d's operators: they take process groups and mix devices
+  bool dynamic_shape = false;                // the result's shape depends on values: the host must wait
+  bool to_scalar = false;                    // the result is a number on the host: the host must wait
+  // From the profile, by classify():
+  bool mixes_devices = false;                // takes tensors of the host beside the device's
+  bool falls_back = false;                   // the real device has no kernel for it
+  std::atomic<uint64_t> calls{0};
+};
+
+// The facts of an operator. The reference stays valid for the life of the process.
+OpFacts& facts_of(const c10::OperatorHandle& op);
+OpFacts& facts_of(const char* name, const char* overload);
+// Every operator dispatched so far, for reports.
+std::vector<OpFacts*> all_facts();
+// Asks the profile again about the operators known so far.
+void classify_again();
+
+}  // namespace neuron_sim

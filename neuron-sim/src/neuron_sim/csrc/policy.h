@@ -1,0 +1,53 @@
+// The rulebook's place in the dispatch: what is watched for, and the one way to report that it was seen.
+//
+// The rules' texts and what they lead to live in Python (neuron_sim.policy); here are only the questions that must be
+// answered in nanoseconds. Nothing on this path touches Python unless a rule applies.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+#include <string>
+
+#include "opfacts.h"
+
+namespace neuron_sim {
+
+// The names are those of bindings.cpp's rule table and of the profiles' "rules".
+enum class Rule : uint8_t { kFloat64, kComplex, kMixedDevices, kFallback };
+
+struct OpClass {
+  bool mixes_devices, falls_back;
+};
+
+struct Watch {
+  std::atomic<uint64_t> dtypes{0};      // a bit for each scalar type that no tensor of the device may have
+  std::atomic<bool> convert_float64{false};
+  std::atomic<bool> fallbacks{false};   // report operators without a kernel on the real device
+};
+extern Watch g_watch;
+
+// Called with every operator before it runs, when set: the seam for caches and recorders.
+using Observer = void (*)(const c10::OperatorHandle&, OpFacts&, const torch::jit::Stack&);
+extern std::atomic<Observer> g_observer;
+
+using EventFn = void (*)(Rule, const std::string& op, const std::string& detail);
+using ClassifyFn = OpClass (*)(const std::string& op);
+void set_policy_callbacks(EventFn event, ClassifyFn classify);
+
+// A rule applies. Throws when the rule refuses; returns when it only tells.
+void report(Rule rule, const std::string& op, const std::string& detail);
+OpClass classify_op(const std::string& op);
+
+inline bool is_watched(c10::ScalarType dtype) {
+  return (g_watch.dtypes.load(std::memory_order_relaxed) >> static_cast<unsigned>(dtype) & 1U) != 0;
+}
+
+// The dtype a new tensor of the device gets instead of `dtype`. Throws when the profile refuses it.
+c10::ScalarType allowed_dtype_slow(c10::ScalarType dtype, const std::string& op);
+inline c10::ScalarType allowed_dtype(c10::ScalarType dtype, const char* op) {
+  return C10_LIKELY(!is_watched(dtype)) ? dtype : allowed_dtype_slow(dtype, op);
+}
+
+}  // namespace neuron_sim

@@ -1,0 +1,81 @@
+"""Streams and events. Work runs when it is issued: a stream is a name for an order, an event a time on the host."""
+
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from neuron_sim import _core
+from neuron_sim.device.cores import DeviceLike, core_index
+
+
+class Stream(torch.Stream):
+    """A stream of a core, the current one unless named. `torch.Stream`'s methods, `record_event` among them, apply."""
+
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> "Stream":
+        if kwargs:  # stream_id, device_index and device_type: a stream that exists
+            return super().__new__(cls, priority=priority, **kwargs)
+        return super().__new__(cls, torch.device("neuron", core_index(device)), priority=priority)
+
+
+class Event(torch.Event):
+    """A point in a stream.
+
+    `elapsed_time` gives milliseconds between two events; both must have been created with `enable_timing=True` and
+    recorded (ValueError otherwise) on one device.
+    """
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> "Event":
+        return super().__new__(
+            cls, torch.device("neuron"), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+        )
+
+
+class stream:  # noqa: N801  torch.cuda's and torch.neuron's own spelling
+    """Context manager that makes a stream current, and its core. None changes nothing."""
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        self.stream = stream
+        self._previous: torch.Stream | None = None
+        self._core = -1
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self._core = _core.exchange_core(self.stream.device.index)
+            self._previous = current_stream(self.stream.device)
+            torch.accelerator.set_stream(self.stream)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._previous is not None:
+            torch.accelerator.set_stream(self._previous)
+            _core.exchange_core(self._core)
+
+
+def current_stream(device: DeviceLike = None) -> torch.Stream:
+    """The current stream of a core. Raises ValueError for a core that is not there."""
+    return torch.accelerator.current_stream(_checked(device))
+
+
+def default_stream(device: DeviceLike = None) -> Stream:
+    """The stream that is current when no other was made so."""
+    device_type = torch._C._autograd.DeviceType.PrivateUse1
+    return Stream(stream_id=0, device_index=_checked(device), device_type=int(device_type))
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """Make a stream current, and its core. None changes nothing."""
+    if stream is not None:
+        torch.accelerator.set_stream(stream)
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Wait for a core. All work is done already; the wait is counted as a host synchronisation."""
+    torch.accelerator.synchronize(_checked(device))
+
+
+def _checked(device: DeviceLike) -> int:
+    core = core_index(device)
+    _core.memory_stats(core)  # raises ValueError for a core that is not there
+    return core

@@ -1,0 +1,141 @@
+"""Every environment variable that neuron-sim reads, declared once.
+
+A malformed value raises `ConfigurationError` when it is read, which is when the device is first used; `import torch`
+only warns about it. Sources of the names: the public documentation of AWS TorchNeuron; NEURON_SIM_* are our own.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from neuron_sim.errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable: how to read it, what it is when unset, and what it means."""
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    accepts: str
+    meaning: str
+
+    def is_set(self) -> bool:
+        """Whether the variable is in the environment and not empty."""
+        return bool(os.environ.get(self.name))
+
+    def read(self) -> T:
+        """The value in the environment now. Raises `ConfigurationError` when it is malformed."""
+        text = os.environ.get(self.name)
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            why = f" ({error})" if str(error) else ""
+            raise ConfigurationError(f"{self.name}={text!r} cannot be read{why}; accepted: {self.accepts}") from error
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError("unknown word")
+        return text.lower()
+
+    return parse
+
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_FLAG = "1, true, yes, on, 0, false, no, off"
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError("not a flag")
+    return text.lower() in _TRUE
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("not positive")
+    return value
+
+
+_UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "t": 10**12, "tb": 10**12}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "24GiB", "512 MiB", "1e9" or "4096". Raises ValueError for anything else, and for none at all."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError("not a number of bytes")
+    value = int(float(match[1]) * _UNITS[match[2]])
+    if value < 1:
+        raise ValueError("not positive")
+    return value
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Core numbers from "0", "0-2" or "0,2,5-7". Raises ValueError for ranges that run backwards and for repeats."""
+    cores: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None:
+            raise ValueError(f"{part!r} is neither a number nor a range")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"the range {part!r} runs backwards")
+        cores.extend(range(first, last + 1))
+    if len(set(cores)) != len(cores):
+        raise ValueError("a core is named twice")
+    return tuple(cores)
+
+
+_BYTES = "a positive number of bytes, with or without a unit (24GiB, 512MiB, 1GB)"
+_CORES = "core numbers and ranges (0, 0-2, 0,2,5-7)"
+
+NEURON_SIM: Variable[str] = Variable(
+    "NEURON_SIM", _choice("auto", "0", "1"), "auto", "auto, 0, 1",
+    "0: never register the device. 1: register it also where CUDA or XPU is present. auto: only where they are not.",
+)  # fmt: skip
+NEURON_SIM_INSTANCE = Variable(
+    "NEURON_SIM_INSTANCE", str, "trn2.48xlarge", "an instance type, or family:chips", "The machine to simulate.",
+)  # fmt: skip
+NEURON_SIM_PROFILE = Variable(
+    "NEURON_SIM_PROFILE", str, "sdk-2.33", "a profile's name", "Which release's rules apply."
+)  # fmt: skip
+NEURON_SIM_MEMORY: Variable[int | None] = Variable(
+    "NEURON_SIM_MEMORY", parse_bytes, None, _BYTES, "Memory of each core. Unset: the instance's.",
+)  # fmt: skip
+NEURON_SIM_STRICT = Variable(
+    "NEURON_SIM_STRICT", _choice("warn", "raise", "off"), "warn", "warn, raise, off",
+    "warn: as the real device, and what it does silently is told. raise: that is an error too. off: no rules.",
+)  # fmt: skip
+VISIBLE_CORES: Variable[tuple[int, ...] | None] = Variable(
+    "NEURON_RT_VISIBLE_CORES", parse_cores, None, _CORES, "Which of the instance's cores this process sees."
+)
+NUM_CORES: Variable[int | None] = Variable(
+    "NEURON_RT_NUM_CORES", _positive, None, "a positive number", "How many cores this process sees."
+)
+LOGICAL_NC_CONFIG: Variable[int | None] = Variable(
+    "NEURON_LOGICAL_NC_CONFIG", lambda text: int(_choice("1", "2")(text)), None, "1, 2",
+    "Physical cores in a logical one. Unset: 1 on trn1 and inf2, 2 on trn2 and trn3.",
+)  # fmt: skip
+LAUNCH_BLOCKING = Variable(
+    "NEURON_LAUNCH_BLOCKING", _flag, False, _FLAG, "Wait for each operator. The simulator always does."
+)
+COMPLEX_DECOMPOSE: Variable[bool | None] = Variable(
+    "TORCH_NEURONX_COMPLEX_DECOMPOSE", _flag, None, _FLAG, "Decompose complex numbers. Unset: as the profile has it."
+)
+
+ALL: tuple[Variable[Any], ...] = (
+    NEURON_SIM, NEURON_SIM_INSTANCE, NEURON_SIM_PROFILE, NEURON_SIM_MEMORY, NEURON_SIM_STRICT,
+    VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG, LAUNCH_BLOCKING, COMPLEX_DECOMPOSE,
+)  # fmt: skip
