@@ -9,16 +9,27 @@ from neuron_sim import _core
 from neuron_sim.device.cores import DeviceLike, core_index
 
 
-class Stream(torch.Stream):
+class _OnNeuron(type):
+    """Makes PyTorch's own streams and events of the device instances of `torch.neuron.Stream` and `.Event`.
+
+    PyTorch 2.13 takes no subclass of `torch.Event` where it wants an event, so both classes here return its own.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        kind = cls.__mro__[1]
+        return type(instance) is kind and instance.device.type == "neuron"  # type: ignore[attr-defined]
+
+
+class Stream(torch.Stream, metaclass=_OnNeuron):
     """A stream of a core, the current one unless named. `torch.Stream`'s methods, `record_event` among them, apply."""
 
     def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> "Stream":
         if kwargs:  # stream_id, device_index and device_type: a stream that exists
-            return super().__new__(cls, priority=priority, **kwargs)
-        return super().__new__(cls, torch.device("neuron", core_index(device)), priority=priority)
+            return torch.Stream(priority=priority, **kwargs)  # type: ignore[return-value]  # see _OnNeuron
+        return torch.Stream(torch.device("neuron", core_index(device)), priority=priority)  # type: ignore[return-value]
 
 
-class Event(torch.Event):
+class Event(torch.Event, metaclass=_OnNeuron):
     """A point in a stream.
 
     `elapsed_time` gives milliseconds between two events; both must have been created with `enable_timing=True` and
@@ -26,8 +37,8 @@ class Event(torch.Event):
     """
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> "Event":
-        return super().__new__(
-            cls, torch.device("neuron"), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+        return torch.Event(  # type: ignore[return-value]  # see _OnNeuron
+            torch.device("neuron"), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
         )
 
 
