@@ -92,7 +92,7 @@ setup(
         CppExtension(
             "neuron_sim._core",
             sorted(str(path.relative_to(HERE)) for path in (HERE / "src/neuron_sim/csrc").glob("*.cpp")),
-            extra_compile_args=["-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wno-unused-variable"],
+            extra_compile_args=["-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wno-interference-size"],
         )
     ],
     cmdclass={"build_ext": BuildCore, "build_py": BuildPy, "editable_wheel": EditableWheel},

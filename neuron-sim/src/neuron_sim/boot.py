@@ -7,8 +7,7 @@ torch_neuronx` when that is our stand-in, and `neuron_sim.register()`.
 import os
 import sys
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from neuron_sim.errors import NeuronSimWarning
 
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """Whether the device is registered, and why or why not. `is_expected` is false for what deserves a warning."""
 
     registered: bool
@@ -40,6 +38,8 @@ def autoload() -> None:
 
 def register() -> bool:
     """Register the device if it is not yet, whatever TORCH_DEVICE_BACKEND_AUTOLOAD says, and say whether it is there."""
+    import torch  # noqa: F401  first, because its autoload may come here and settle the matter
+
     return _settle(explicit=True).registered
 
 
@@ -58,8 +58,11 @@ def _settle(explicit: bool) -> Status:
 
 
 def _tell(message: str) -> None:
+    from neuron_sim.location import user_location
+
     try:
-        warnings.warn(message, NeuronSimWarning, stacklevel=3)
+        where = user_location()
+        warnings.warn_explicit(message, NeuronSimWarning, where.file, where.line)
     except NeuronSimWarning:
         # Warnings are errors in this process; an error here would break `import torch` itself.
         print(f"warning: {message}", file=sys.stderr)
@@ -91,7 +94,7 @@ def _attempt() -> Status:
     from neuron_sim import registration
 
     registration.register_device()
-    if problem := registration.configuration_problem():
+    if problem := env.problem():
         _tell(f"neuron-sim: the neuron device cannot be used: {problem}")
     return Status(True, "registered")
 

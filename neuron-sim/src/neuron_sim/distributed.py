@@ -3,11 +3,12 @@
 Confined here: `torch.distributed.Backend.register_backend` and the names of c10d's operators; tested on torch 2.13.
 """
 
+import os
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from neuron_sim import _core
+from neuron_sim import _core, env
 
 # What gloo can do. barrier and the object collectives take no tensor of the device and need nothing.
 OPERATORS = (
@@ -37,7 +38,19 @@ OPERATORS = (
 def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
     from torch.distributed import ProcessGroupGloo
 
+    _take_own_core()
     return ProcessGroupGloo(store, rank, size, timeout)
+
+
+def _take_own_core() -> None:
+    """One core a process: under a launcher, the one of the local rank, unless the environment names others.
+
+    Source: the native backend sets NEURON_RT_VISIBLE_CORES to LOCAL_RANK when it is absent.
+    """
+    local_rank = os.environ.get("LOCAL_RANK")
+    if local_rank is not None and not _core.is_started() and not env.VISIBLE_CORES.is_set():
+        os.environ[env.VISIBLE_CORES.name] = local_rank
+    _core.ensure_ready()
 
 
 def register() -> None:

@@ -7,7 +7,6 @@ only warns about it. Sources of the names: the public documentation of AWS Torch
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from neuron_sim.errors import ConfigurationError
@@ -15,15 +14,16 @@ from neuron_sim.errors import ConfigurationError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Variable(Generic[T]):
     """One environment variable: how to read it, what it is when unset, and what it means."""
 
-    name: str
-    parse: Callable[[str], T]
-    default: T
-    accepts: str
-    meaning: str
+    # Not a dataclass: this module is read during `import torch`, and making one takes longer than all the rest here.
+    def __init__(self, name: str, parse: Callable[[str], T], default: T, accepts: str, meaning: str) -> None:
+        self.name = name
+        self.parse = parse
+        self.default = default
+        self.accepts = accepts
+        self.meaning = meaning
 
     def is_set(self) -> bool:
         """Whether the variable is in the environment and not empty."""
@@ -139,3 +139,20 @@ ALL: tuple[Variable[Any], ...] = (
     NEURON_SIM, NEURON_SIM_INSTANCE, NEURON_SIM_PROFILE, NEURON_SIM_MEMORY, NEURON_SIM_STRICT,
     VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG, LAUNCH_BLOCKING, COMPLEX_DECOMPOSE,
 )  # fmt: skip
+
+
+def problem() -> str | None:
+    """What is wrong with the environment, in one sentence, or None. Looks further only where something is set."""
+    if not any(variable.is_set() for variable in ALL):
+        return None
+    from neuron_sim.profiles import profile
+    from neuron_sim.runtime import read_machine
+
+    try:
+        for variable in ALL:
+            variable.read()
+        read_machine()
+        profile(NEURON_SIM_PROFILE.read())
+    except ConfigurationError as error:
+        return str(error)
+    return None

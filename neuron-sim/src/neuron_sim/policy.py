@@ -94,13 +94,3 @@ def use(rulebook: Rulebook) -> Rulebook | None:
     previous, _current = _current, rulebook
     _core.watch(*rulebook.watches())
     return previous
-
-
-def on_event(rule: str, op: str, detail: str) -> None:
-    """Called by the core when a rule applies."""
-    current().apply(rule, op, detail)
-
-
-def classify(op: str) -> tuple[bool, bool]:
-    """Called by the core the first time it meets an operator."""
-    return current().classify(op)

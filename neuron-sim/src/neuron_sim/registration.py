@@ -2,17 +2,14 @@
 
 import torch
 
-from neuron_sim import _core, policy, printing, runtime
-from neuron_sim.runtime import configuration_problem
-
-__all__ = ["configuration_problem", "register_device"]
+from neuron_sim import _core, printing
 
 
 def register_device() -> None:
     """Register the `neuron` device. Once a process, because PrivateUse1 can be renamed only once."""
     import neuron_sim.device
 
-    _core.connect(runtime.start, runtime.would_count, policy.on_event, policy.classify)
+    _core.connect(_start, _would_count, _on_event, _classify)
     torch.utils.rename_privateuse1_backend("neuron")
     _core.register_device()
     torch._register_device_module("neuron", neuron_sim.device)
@@ -28,3 +25,31 @@ def register_process_group() -> None:
     from neuron_sim import distributed
 
     distributed.register()
+
+
+# What the core calls. Each imports what it needs when it is first called, because none of it is needed by a program
+# that imports torch and never uses the device.
+
+
+def _start() -> None:
+    from neuron_sim import runtime
+
+    runtime.start()
+
+
+def _would_count() -> int:
+    from neuron_sim import runtime
+
+    return runtime.would_count()
+
+
+def _on_event(rule: str, op: str, detail: str) -> None:
+    from neuron_sim import policy
+
+    policy.current().apply(rule, op, detail)
+
+
+def _classify(op: str) -> tuple[bool, bool]:
+    from neuron_sim import policy
+
+    return policy.current().classify(op)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from neuron_sim import env, policy
 from neuron_sim.errors import ConfigurationError
 from neuron_sim.instances import Instance, instance
-from neuron_sim.profiles import profile
 
 MAX_CORES = 127  # the real runtime's limit is 128; PyTorch counts devices in a signed byte
 
@@ -93,15 +92,3 @@ def seed_all(seed: int) -> None:
         return
     for core in range(_core.core_count()):
         _core.default_generator(core).manual_seed(seed)
-
-
-def configuration_problem() -> str | None:
-    """What is wrong with the environment, in one sentence, or None."""
-    try:
-        for variable in env.ALL:
-            variable.read()
-        read_machine()
-        profile(env.NEURON_SIM_PROFILE.read())
-    except ConfigurationError as error:
-        return str(error)
-    return None

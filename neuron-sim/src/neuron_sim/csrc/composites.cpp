@@ -1,8 +1,12 @@
 // Operators that PyTorch routes past the fallback for devices outside its tree, brought back to the host's kernels.
 #include <ATen/core/Tensor.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/SDPBackend.h>
 #include <torch/library.h>
 
 #include "fallback.h"
+#include "relabel.h"
 
 namespace neuron_sim {
 
@@ -33,24 +37,30 @@ at::Tensor convolution(
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, IntList stride, IntList padding,
     IntList dilation, bool transposed, IntList output_padding, c10::SymInt groups, std::array<bool, 3> output_mask) {
-  const c10::IValue bias_sizes(std::vector<int64_t>{weight.size(transposed ? 1 : 0) * (transposed ? groups.guard_int(__FILE__, __LINE__) : 1)});
+  const auto group_count = groups.guard_int(__FILE__, __LINE__);
+  const auto bias_size = transposed ? weight.size(1) * group_count : weight.size(0);
   auto stack = call(
       "aten::convolution_backward",
-      {grad_output, input, weight, bias_sizes, ints(stride), ints(padding), ints(dilation), transposed,
-       ints(output_padding), groups.guard_int(__FILE__, __LINE__),
+      {grad_output, input, weight, std::vector<int64_t>{bias_size}, ints(stride), ints(padding), ints(dilation), transposed,
+       ints(output_padding), group_count,
        c10::List<bool>({output_mask[0], output_mask[1], output_mask[2]})});
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
 }
+
+}  // namespace
 
 // The host's own choice, so that attention takes the same kernel on both and large pictures do not pay for the maths.
 int64_t sdp_choice(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
     double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
-  auto stack = call("aten::_fused_sdp_choice", {query, key, value, mask, dropout, is_causal, scale, enable_gqa});
-  return stack[0].toInt();
+  if (mask.has_value() && mask->requires_grad()) {
+    return static_cast<int64_t>(at::SDPBackend::math);  // the host would say so too, but its view of a mask needs none
+  }
+  const auto host = [](const at::Tensor& tensor) { return on_device(tensor) ? to_host_view(tensor) : tensor; };
+  const auto host_mask = mask.has_value() ? std::optional<at::Tensor>(host(*mask)) : std::nullopt;
+  return at::_fused_sdp_choice(
+      host(query), host(key), host(value), host_mask, dropout, is_causal, scale, enable_gqa);
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_overrideable", &convolution);
@@ -59,3 +69,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 }  // namespace neuron_sim
+
+namespace at::native {
+
+// scaled_dot_product_attention asks this table, not the dispatcher.
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &neuron_sim::sdp_choice)
+
+}  // namespace at::native

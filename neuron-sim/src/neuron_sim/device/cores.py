@@ -1,17 +1,15 @@
 """Cores: which there are, and which one is current in this thread."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from neuron_sim import _core, runtime
+from neuron_sim import _core
 
 DeviceLike = torch.device | str | int | None
 
 
-@dataclass(frozen=True)
-class DeviceProperties:
+class DeviceProperties(NamedTuple):
     """What `get_device_properties` returns: the instance's family and a core's memory in bytes."""
 
     name: str
@@ -60,7 +58,11 @@ def is_in_bad_fork() -> bool:
 
 def device_count() -> int:
     """How many cores this process sees. Raises `ConfigurationError` when the environment is malformed."""
-    return _core.core_count() if _core.is_started() or _core.in_bad_fork() else runtime.would_count()
+    if _core.is_started() or _core.in_bad_fork():
+        return _core.core_count()
+    from neuron_sim import runtime  # here, as everywhere in this package: not needed to import torch
+
+    return runtime.would_count()
 
 
 def current_device() -> int:
@@ -102,6 +104,8 @@ def get_device_name(device: DeviceLike = None) -> str:
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     """The instance's family ("trn2") and the core's memory. Raises ValueError for a core that is not there."""
+    from neuron_sim import runtime
+
     core = _existing(device)
     return DeviceProperties(runtime.machine().instance.family, _core.memory_stats(core)["capacity"])
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from neuron_sim import _core, runtime
+from neuron_sim import _core
 from neuron_sim.device.cores import DeviceLike, core_index
 
 
@@ -17,6 +17,8 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Seed every core's generator; before the device is first used, when it is."""
+    from neuron_sim import runtime
+
     runtime.seed_all(int(seed))
 
 
