@@ -77,12 +77,12 @@ def add_to_wheel(wheel, name, content):
 
 
 class BuildCore(BuildExtension):
-    """Also notes which torch the core was built for: boot.py refuses to load it into another."""
+    """Also notes which torch the core was built for, and its size: boot.py refuses to load anything else."""
 
     def run(self):
         super().run()
         extension = Path(self.get_ext_fullpath(self.extensions[0].name))
-        note = {"torch": torch.__version__, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+        note = {"torch": torch.__version__, "file": extension.name, "bytes": extension.stat().st_size}
         (extension.parent / "_core_built_for.json").write_text(json.dumps(note) + "\n")
 
 

@@ -140,19 +140,23 @@ def other_accelerator(torch: "ModuleType") -> str | None:
 def core_problem(torch_version: str) -> str | None:
     """Why the C++ core cannot be loaded into this torch, or None. Looks before it loads: the wrong one may crash."""
     import json
-    from importlib.util import find_spec
     from pathlib import Path
 
     again = "install neuron-sim again: pip install --no-build-isolation --force-reinstall --no-deps ./neuron-sim"
     note = Path(__file__).with_name("_core_built_for.json")
-    if find_spec("neuron_sim._core") is None or not note.exists():
-        return f"its C++ core is missing from {note.parent}; {again}"
+    if not note.exists():
+        return f"its C++ core was not built ({note} is missing); {again}"
     try:
-        built_for = json.loads(note.read_text("utf-8"))["torch"]
-    except (ValueError, KeyError, OSError) as error:
+        built = json.loads(note.read_text("utf-8"))
+        core, size, built_for = note.with_name(built["file"]), built["bytes"], built["torch"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
         return f"the note of what its C++ core was built for, {note}, cannot be read ({error}); {again}"
     if built_for.split("+")[0] != torch_version.split("+")[0]:
         return f"its C++ core was built for torch {built_for}, and this is torch {torch_version}; {again}"
+    if not core.exists():
+        return f"its C++ core is missing ({core}); {again}"
+    if core.stat().st_size != size:
+        return f"its C++ core is damaged ({core} has {core.stat().st_size} bytes, {size} were built); {again}"
     try:
         import neuron_sim._core  # noqa: F401
     except ImportError as error:

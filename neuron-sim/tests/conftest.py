@@ -1,0 +1,57 @@
+"""Shared by the tests: a rulebook for one test, a Python process of its own, waiting for memory to be given back."""
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from neuron_sim import policy
+from neuron_sim.profiles import profile
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def rules() -> Iterator[Callable[..., policy.Rulebook]]:
+    """Puts a rulebook in force until the test ends: `rules("beta-2.10", "raise")`."""
+    before = policy.current()
+
+    def use(name: str = "sdk-2.33", strictness: str = "warn", decomposes_complex: bool | None = None) -> policy.Rulebook:
+        book = policy.Rulebook(profile(name), strictness, decomposes_complex)
+        torch.neuron.init()
+        policy.use(book)
+        return book
+
+    yield use
+    policy.use(before)
+
+
+@pytest.fixture
+def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a program in a fresh interpreter with extra environment variables."""
+
+    def run(program: str, *flags: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("NEURON_")}
+        done = subprocess.run(
+            [sys.executable, *flags, "-c", program], env=environment | variables, capture_output=True, text=True, timeout=180
+        )
+        if check:
+            assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def settle(core: int = 0, until: int = 0) -> int:
+    """Bytes allocated on a core, once autograd's threads have let go of what they held (within 50 ms)."""
+    gc.collect()
+    deadline = time.monotonic() + 0.05
+    while torch.neuron.memory_allocated(core) > until and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return torch.neuron.memory_allocated(core)
