@@ -7,7 +7,7 @@ TYPE_CHECKING = False  # typing takes milliseconds to import, and this file is r
 
 if TYPE_CHECKING:
     from neuron_sim.boot import register
-    from neuron_sim.counts import Counts, counts, reset_counts
+    from neuron_sim.counting import Counts, counts, reset_counts
     from neuron_sim.device.memory import set_memory_capacity
     from neuron_sim.errors import ConfigurationError, NeuronRuleError, NeuronRuleWarning, NeuronSimError
 
@@ -28,13 +28,13 @@ __all__ = [
 
 _HOMES = {
     "ConfigurationError": "errors",
-    "Counts": "counts",
+    "Counts": "counting",
     "NeuronRuleError": "errors",
     "NeuronRuleWarning": "errors",
     "NeuronSimError": "errors",
-    "counts": "counts",
+    "counts": "counting",
     "register": "boot",
-    "reset_counts": "counts",
+    "reset_counts": "counting",
     "set_memory_capacity": "device.memory",
 }
 

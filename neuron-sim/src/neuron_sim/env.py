@@ -76,10 +76,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError("not a number of bytes")
-    value = int(float(match[1]) * _UNITS[match[2]])
-    if value < 1:
-        raise ValueError("not positive")
-    return value
+    size = float(match[1]) * _UNITS[match[2]]
+    if not 1 <= size < 2**63:
+        raise ValueError("not positive, or more than can be counted")
+    return int(size)
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

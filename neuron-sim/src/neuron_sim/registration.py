@@ -2,7 +2,7 @@
 
 import torch
 
-from neuron_sim import _core, printing
+from neuron_sim import _core, exiting, printing
 
 
 def register_device() -> None:
@@ -15,6 +15,7 @@ def register_device() -> None:
     torch._register_device_module("neuron", neuron_sim.device)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     printing.install()
+    exiting.install()
     register_process_group()
 
 

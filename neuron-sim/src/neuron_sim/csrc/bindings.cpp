@@ -136,6 +136,16 @@ py::dict sync_counts() {
   return out;
 }
 
+// How many threads this interpreter knows.
+size_t thread_states() {
+  size_t count = 0;
+  for (auto* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); state != nullptr;
+       state = PyThreadState_Next(state)) {
+    count++;
+  }
+  return count;
+}
+
 void reset_counts() {
   for (auto* facts : all_facts()) {
     facts->calls.store(0);
@@ -178,6 +188,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("sync_counts", &sync_counts);
   m.def("reset_counts", &reset_counts);
   m.def("register_collectives", &register_collectives);
+  m.def("thread_states", &thread_states);
   m.def("to_host_view", &to_host_view);
   m.def("to_device", &to_device);
 }

@@ -89,6 +89,12 @@ at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
   return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
 }
 
+at::Tensor view_dtype(const at::Tensor& self, c10::ScalarType dtype) {
+  NEURON_SIM_COUNT("aten::view", "dtype");
+  check_view_dtype(dtype, "aten::view.dtype");
+  return at::native::view_dtype(self, dtype);
+}
+
 at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
   NEURON_SIM_COUNT("aten::_reshape_alias", "");
   return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
@@ -128,6 +134,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_efficientzerotensor", &efficient_zero_tensor);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
+  m.impl("view.dtype", &view_dtype);
   m.impl("_reshape_alias", &reshape_alias);
   m.impl("resize_", &resize_);
   m.impl("set_", &set_empty);

@@ -245,6 +245,7 @@ class Call {
         return known.device;
       }
       if (storage != nullptr && known.host.storage().unsafeGetStorageImpl() == storage) {
+        check_view_dtype(tensor.scalar_type(), facts_.name);
         return make_tensor(known.device.storage(), kNeuronKey, tensor);
       }
     }

@@ -40,4 +40,10 @@ c10::ScalarType allowed_dtype_slow(c10::ScalarType dtype, const std::string& op)
   return dtype;
 }
 
+void check_view_dtype_slow(c10::ScalarType dtype, const std::string& op) {
+  TORCH_CHECK_TYPE(
+      allowed_dtype_slow(dtype, op) == dtype, op, ": a tensor on neuron cannot be viewed as ", dtype,
+      ", which the device does not have; view it on the host");
+}
+
 }  // namespace neuron_sim

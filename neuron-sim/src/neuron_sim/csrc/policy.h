@@ -50,4 +50,12 @@ inline c10::ScalarType allowed_dtype(c10::ScalarType dtype, const char* op) {
   return C10_LIKELY(!is_watched(dtype)) ? dtype : allowed_dtype_slow(dtype, op);
 }
 
+// The same for a view, whose bytes cannot be converted: throws for every dtype that is watched.
+void check_view_dtype_slow(c10::ScalarType dtype, const std::string& op);
+inline void check_view_dtype(c10::ScalarType dtype, const std::string& op) {
+  if (C10_UNLIKELY(is_watched(dtype))) {
+    check_view_dtype_slow(dtype, op);
+  }
+}
+
 }  // namespace neuron_sim

@@ -11,21 +11,21 @@ def _autoload() -> None:
 
 def get_executed_ops() -> list[str]:
     """Operators that ran on the device since the start or the last `clear_op_tracking`, by name, sorted."""
-    from neuron_sim.counts import counts
+    from neuron_sim.counting import counts
 
     return sorted(counts().executed)
 
 
 def get_fallback_ops() -> list[str]:
     """Operators that ran on the host because the device has no kernel for them, by name, sorted."""
-    from neuron_sim.counts import counts
+    from neuron_sim.counting import counts
 
     return sorted(counts().fallen_back)
 
 
 def clear_op_tracking() -> None:
     """Forget the operators that ran."""
-    from neuron_sim.counts import reset_counts
+    from neuron_sim.counting import reset_counts
 
     reset_counts()
 
