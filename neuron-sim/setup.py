@@ -29,8 +29,8 @@ try:
     from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
 except ModuleNotFoundError as error:
     refuse(
-        f"no module named {error.name!r} here. Its C++ core is compiled against the torch that is installed, so install "
-        "torch 2.13 or newer first, then run: pip install --no-build-isolation ./neuron-sim (without "
+        f"no module named {error.name!r} here. Its C++ core is compiled against the torch that is installed, so "
+        "install torch 2.13 or newer first, then run: pip install --no-build-isolation ./neuron-sim (without "
         "--no-build-isolation, pip builds in an empty environment that does not see your torch)."
     )
 
@@ -50,7 +50,10 @@ class BuildPy(build_py):
             self.copy_file(str(HERE / PTH), str(Path(self.build_lib, PTH)))
 
     def get_outputs(self, include_bytecode=1):
-        return [*super().get_outputs(include_bytecode), *([] if self.editable_mode else [str(Path(self.build_lib, PTH))])]
+        return [
+            *super().get_outputs(include_bytecode),
+            *([] if self.editable_mode else [str(Path(self.build_lib, PTH))]),
+        ]
 
 
 class EditableWheel(editable_wheel):

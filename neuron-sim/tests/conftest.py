@@ -22,7 +22,9 @@ def rules() -> Iterator[Callable[..., policy.Rulebook]]:
     """Puts a rulebook in force until the test ends: `rules("beta-2.10", "raise")`."""
     before = policy.current()
 
-    def use(name: str = "sdk-2.33", strictness: str = "warn", decomposes_complex: bool | None = None) -> policy.Rulebook:
+    def use(
+        name: str = "sdk-2.33", strictness: str = "warn", decomposes_complex: bool | None = None
+    ) -> policy.Rulebook:
         book = policy.Rulebook(profile(name), strictness, decomposes_complex)
         torch.neuron.init()
         policy.use(book)
@@ -39,7 +41,11 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(program: str, *flags: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("NEURON_")}
         done = subprocess.run(
-            [sys.executable, *flags, "-c", program], env=environment | variables, capture_output=True, text=True, timeout=180
+            [sys.executable, *flags, "-c", program],
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=180,
         )
         if check:
             assert done.returncode == 0, done.stderr
@@ -50,7 +56,8 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 def settle(core: int = 0, until: int = 0) -> int:
     """Bytes allocated on a core, once autograd's threads have let go of what they held (within 50 ms)."""
-    gc.collect()
+    if torch.neuron.memory_allocated(core) > until:
+        gc.collect()
     deadline = time.monotonic() + 0.05
     while torch.neuron.memory_allocated(core) > until and time.monotonic() < deadline:
         time.sleep(0.002)

@@ -105,7 +105,12 @@ def test_memory_is_accounted_for_each_core():
     assert torch.neuron.max_memory_allocated(core) == 0
     stats = torch.neuron.memory_stats(core)
     assert stats["allocated_bytes.all.freed"] == 1 << 20
-    assert stats["reserved_bytes.all.current"] == torch.neuron.memory_reserved(core) == torch.neuron.max_memory_reserved(core) == 0
+    assert (
+        stats["reserved_bytes.all.current"]
+        == torch.neuron.memory_reserved(core)
+        == torch.neuron.max_memory_reserved(core)
+        == 0
+    )
     torch.neuron.reset_accumulated_memory_stats(core)
     assert torch.neuron.memory_stats(core)["allocated_bytes.all.freed"] == 0
     assert "neuron:7" in torch.neuron.memory_summary(core)
@@ -173,7 +178,9 @@ def test_events():
     assert isinstance(start, torch.neuron.Event)
 
 
-@pytest.mark.parametrize("timed, recorded, words", [(False, True, "enable_timing=True"), (True, False, "must be recorded")])
+@pytest.mark.parametrize(
+    "timed, recorded, words", [(False, True, "enable_timing=True"), (True, False, "must be recorded")]
+)
 def test_elapsed_time_needs_timing_and_records(timed, recorded, words):
     start, end = torch.neuron.Event(enable_timing=True), torch.neuron.Event(enable_timing=timed)
     start.record()

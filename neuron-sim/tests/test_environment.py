@@ -14,7 +14,14 @@ def clean(monkeypatch):
 
 @pytest.mark.parametrize(
     "text, value",
-    [("24GiB", 24 << 30), ("512 MiB", 512 << 20), ("1e9", 10**9), ("4096", 4096), ("1.5gb", 1_500_000_000), ("2t", 2 * 10**12)],
+    [
+        ("24GiB", 24 << 30),
+        ("512 MiB", 512 << 20),
+        ("1e9", 10**9),
+        ("4096", 4096),
+        ("1.5gb", 1_500_000_000),
+        ("2t", 2 * 10**12),
+    ],
 )
 def test_bytes(text, value):
     assert env.parse_bytes(text) == value

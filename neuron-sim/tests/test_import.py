@@ -222,7 +222,9 @@ print(torch._C._get_privateuse1_backend_name())
 
 
 def test_start_of_the_interpreter_stays_light(python: Run) -> None:
-    program = "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('neuron_sim', 'typing', 'torch')))"
+    program = (
+        "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('neuron_sim', 'typing', 'torch')))"
+    )
     assert python(program).stdout == "['neuron_sim', 'neuron_sim._finder']\n"
 
 

@@ -52,7 +52,9 @@ print(torch.neuron.device_count(), torch.neuron.initial_seed(), torch.neuron.dev
 
 
 def test_no_message_at_exit_with_tensors_alive(python):
-    done = python("import torch; x = torch.ones(2, device='neuron', requires_grad=True); (x * 2).sum().backward(); g = x.grad")
+    done = python(
+        "import torch; x = torch.ones(2, device='neuron', requires_grad=True); (x * 2).sum().backward(); g = x.grad"
+    )
     assert done.stderr == ""
 
 
@@ -131,7 +133,11 @@ def test_two_ranks(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_", "LOCAL_RANK"))}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
-        [*torchrun, str(program)], env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=170
+        [*torchrun, str(program)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=170,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("fine") == 2

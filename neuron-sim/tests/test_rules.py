@@ -51,7 +51,7 @@ def test_float64_by_any_way(rules, call):
 
 def test_bytes_cannot_be_viewed_as_float64(rules):
     rules()
-    with pytest.warns(NeuronRuleWarning), pytest.raises(TypeError, match="cannot be viewed as double|Double"):
+    with pytest.warns(NeuronRuleWarning), pytest.raises(TypeError, match="cannot be viewed as"):
         torch.ones(4, device=D).view(torch.float64)
     assert torch.ones(4, device=D).view(torch.int32).dtype == torch.int32
 
@@ -147,8 +147,7 @@ def test_a_fallback_is_counted_and_told_once_a_line(rules):
     book = rules()
     torch_neuronx.clear_op_tracking()
     with pytest.warns(NeuronRuleWarning, match="aten::roll has no kernel on neuron and runs on the host") as told:
-        for _ in range(3):
-            torch.arange(3, device=D).roll(1)
+        [torch.arange(3, device=D).roll(1) for _ in range(3)]
     assert len(told) == 1
     assert told[0].filename == __file__
     assert torch_neuronx.get_fallback_ops() == ["aten::roll"]

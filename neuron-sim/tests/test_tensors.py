@@ -15,7 +15,12 @@ D = "neuron"
 def test_save_and_load():
     file = io.BytesIO()
     torch.save({"x": torch.arange(5, device=D), "state": nn.Linear(2, 2).to(D).state_dict()}, file)
-    for where, expected in ((None, "neuron:0"), ("cpu", "cpu"), ("neuron:1", "neuron:1"), (torch.device(D), "neuron:0")):
+    for where, expected in (
+        (None, "neuron:0"),
+        ("cpu", "cpu"),
+        ("neuron:1", "neuron:1"),
+        (torch.device(D), "neuron:0"),
+    ):
         file.seek(0)
         loaded = torch.load(file, map_location=where)
         assert str(loaded["x"].device) == expected
@@ -30,7 +35,7 @@ def test_load_to_a_core_that_is_not_there():
     file = io.BytesIO()
     torch.save(torch.ones(2), file)
     file.seek(0)
-    with pytest.raises((RuntimeError, ValueError), match="99|device"):
+    with pytest.raises((RuntimeError, ValueError), match="device"):
         torch.load(file, map_location="neuron:99")
 
 
@@ -62,7 +67,12 @@ def test_printing_moves_to_the_host_once():
     neuron_sim.reset_counts()
     assert repr(x) == "tensor([0., 1., 2.], device='neuron:0')"
     assert f"{x.sum():.1f}" == "3.0"
-    assert set(neuron_sim.counts().executed) <= {"aten::_copy_from", "aten::empty_strided", "aten::sum.dim_IntList", "aten::_local_scalar_dense"}
+    assert set(neuron_sim.counts().executed) <= {
+        "aten::_copy_from",
+        "aten::empty_strided",
+        "aten::sum.dim_IntList",
+        "aten::_local_scalar_dense",
+    }
     assert "grad_fn" in repr(torch.ones(1, device=D, requires_grad=True) * 2)
 
 

@@ -1,7 +1,7 @@
 """Answers for the name `torch_neuronx`, module and distribution, when nobody else does.
 
-`neuron_sim.pth` imports this file at every start of the interpreter, so it imports nothing that is not there already. The finder is
-appended to `sys.meta_path`, never prepended: a real package of that name is found first and wins.
+`neuron_sim.pth` imports this file at every start of the interpreter, so it imports nothing that is not there already.
+The finder is appended to `sys.meta_path`, never prepended: a real package of that name is found first and wins.
 """
 
 import os
@@ -32,9 +32,7 @@ class StandInFinder:
         from importlib.util import spec_from_file_location
 
         folder = os.path.join(os.path.dirname(__file__), "standin", NAME)
-        return spec_from_file_location(
-            NAME, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-        )
+        return spec_from_file_location(NAME, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
 
     @classmethod
     def find_distributions(cls, context: "DistributionFinder.Context | None" = None) -> "Iterator[Distribution]":

@@ -1,7 +1,7 @@
 """The distribution metadata of the stand-in `torch_neuronx`."""
 
 import os
-from importlib.metadata import Distribution, SimplePath
+from importlib.metadata import Distribution
 from pathlib import Path
 
 VERSION = "0.0.0+sim"
@@ -20,5 +20,5 @@ class StandInDistribution(Distribution):
     def read_text(self, filename: str) -> str | None:
         return METADATA if filename in ("METADATA", "PKG-INFO") else None
 
-    def locate_file(self, path: "str | os.PathLike[str]") -> SimplePath:
+    def locate_file(self, path: "str | os.PathLike[str]") -> Path:
         return Path(__file__).parent / "standin" / path

@@ -32,12 +32,12 @@ def status() -> Status | None:
 
 
 def autoload() -> None:
-    """Called by `import torch`. Registers the device or leaves everything as it was; one warning at most; never raises."""
+    """Called by `import torch`. Registers the device or leaves everything as it was; one warning at most, no error."""
     _settle(explicit=False)
 
 
 def register() -> bool:
-    """Register the device if it is not yet, whatever TORCH_DEVICE_BACKEND_AUTOLOAD says, and say whether it is there."""
+    """Register the device if it is not yet, whatever TORCH_DEVICE_BACKEND_AUTOLOAD says; true if it is there."""
     import torch  # noqa: F401  first, because its autoload may come here and settle the matter
 
     return _settle(explicit=True).registered
@@ -87,7 +87,8 @@ def _attempt() -> Status:
         return Status(False, f"another backend, {taken!r}, has taken PyTorch's place for one", is_expected=False)
     if wish != "1" and (other := other_accelerator(torch)):
         return Status(
-            False, f"this machine has {other}, which a second accelerator would displace; NEURON_SIM=1 registers it anyway"
+            False,
+            f"this machine has {other}, which a second accelerator would displace; NEURON_SIM=1 registers it anyway",
         )
     if problem := core_problem(torch.__version__):
         return Status(False, problem, is_expected=False)

@@ -7,6 +7,7 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from neuron_sim import _core, env
 
@@ -35,7 +36,7 @@ OPERATORS = (
 )
 
 
-def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
+def _create(store: Store, rank: int, size: int, timeout: timedelta) -> object:
     from torch.distributed import ProcessGroupGloo
 
     _take_own_core()

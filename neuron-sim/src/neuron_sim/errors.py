@@ -7,7 +7,7 @@ class NeuronSimError(RuntimeError):
 
 
 class ConfigurationError(NeuronSimError, ValueError):
-    """An environment variable, instance type or profile that cannot be used. Says what was found and what is accepted."""
+    """A variable, instance type or profile that cannot be used. Says what was found and what is accepted."""
 
 
 class NeuronRuleError(NeuronSimError):

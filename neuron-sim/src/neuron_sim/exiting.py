@@ -1,8 +1,8 @@
 """A clean end for processes that ran backward.
 
-PyTorch's engine starts one thread for each device at the first backward, 64 on a simulated trn2.48xlarge, and each takes
-the interpreter's lock once. A program that ends meanwhile would be aborted: a thread that waits for the lock of an
-interpreter that is gone is unwound by force (CPython before 3.14). So the end waits until they have started.
+PyTorch's engine starts one thread for each device at the first backward, 64 on a simulated trn2.48xlarge, and each
+takes the interpreter's lock once. A program that ends meanwhile would be aborted: a thread that waits for the lock of
+an interpreter that is gone is unwound by force (CPython before 3.14). So the end waits until they have started.
 """
 
 import atexit

@@ -1,6 +1,7 @@
 """Makes PyTorch know the device: name, module, methods, hooks. What can fail was checked before, in `boot`."""
 
 import torch
+from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 from neuron_sim import _core, exiting, printing
 
@@ -10,10 +11,10 @@ def register_device() -> None:
     import neuron_sim.device
 
     _core.connect(_start, _would_count, _on_event, _classify)
-    torch.utils.rename_privateuse1_backend("neuron")
+    rename_privateuse1_backend("neuron")
     _core.register_device()
-    torch._register_device_module("neuron", neuron_sim.device)
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch._register_device_module("neuron", neuron_sim.device)  # type: ignore[no-untyped-call]
+    generate_methods_for_privateuse1_backend(for_storage=True)
     printing.install()
     exiting.install()
     register_process_group()

@@ -75,7 +75,7 @@ def set_device(device: DeviceLike) -> None:
     _core.exchange_core(core_index(device))
 
 
-class device:  # noqa: N801  torch.cuda's and torch.neuron's own spelling
+class device:
     """Context manager that makes a core current. None or a negative number changes nothing."""
 
     def __init__(self, device: DeviceLike) -> None:
@@ -90,7 +90,7 @@ class device:  # noqa: N801  torch.cuda's and torch.neuron's own spelling
         _core.exchange_core(self.prev_idx)
 
 
-class device_of(device):  # noqa: N801
+class device_of(device):
     """Context manager that makes a tensor's core current, if the tensor is on the device."""
 
     def __init__(self, tensor: Any) -> None:

@@ -11,7 +11,12 @@ def memory_stats(device: DeviceLike = None) -> "OrderedDict[str, int]":
     """Statistics under PyTorch's usual names, in their order. Raises ValueError for a core that is not there."""
     now = _core.memory_stats(core_index(device))
     stats: OrderedDict[str, int] = OrderedDict()
-    for kind, current in (("active", "blocks"), ("active_bytes", "bytes"), ("allocated_bytes", "bytes"), ("allocation", "blocks")):
+    for kind, current in (
+        ("active", "blocks"),
+        ("active_bytes", "bytes"),
+        ("allocated_bytes", "bytes"),
+        ("allocation", "blocks"),
+    ):
         stats[f"{kind}.all.allocated"] = now[f"allocated_{current}"]
         stats[f"{kind}.all.current"] = now[current]
         stats[f"{kind}.all.freed"] = now[f"freed_{current}"]

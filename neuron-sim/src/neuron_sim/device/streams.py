@@ -42,7 +42,7 @@ class Event(torch.Event, metaclass=_OnNeuron):
         )
 
 
-class stream:  # noqa: N801  torch.cuda's and torch.neuron's own spelling
+class stream:
     """Context manager that makes a stream current, and its core. None changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
@@ -71,8 +71,8 @@ def current_stream(device: DeviceLike = None) -> torch.Stream:
 
 def default_stream(device: DeviceLike = None) -> Stream:
     """The stream that is current when no other was made so."""
-    device_type = torch._C._autograd.DeviceType.PrivateUse1
-    return Stream(stream_id=0, device_index=_checked(device), device_type=int(device_type))
+    current = current_stream(device)
+    return Stream(stream_id=0, device_index=current.device_index, device_type=current.device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:
