@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-LIMIT, GUARDED, ROUNDS, CALLS = 2.5, ("linear", "add", "slice"), 12, 2000
+LIMIT, GUARDED, ROUNDS, CALLS = 2.5, ("linear", "add", "slice"), 60, 400
 
 
 def operations(device: str) -> dict[str, Callable[[], object]]:

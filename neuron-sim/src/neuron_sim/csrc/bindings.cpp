@@ -122,7 +122,7 @@ py::list op_counts() {
   py::list out;
   for (const auto* facts : all_facts()) {
     if (const auto calls = facts->calls.load(); calls > 0) {
-      out.append(py::make_tuple(facts->name, calls, facts->falls_back));
+      out.append(py::make_tuple(facts->name, calls, facts->falls_back.load()));
     }
   }
   return out;

@@ -66,6 +66,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
   m.impl("_fused_sdp_choice", &sdp_choice);
+  // A composite in name only: it looks for a kernel of the device inside.
+  m.impl("conj_physical_", torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 
 }  // namespace neuron_sim

@@ -19,8 +19,8 @@ at::Tensor host_side(const at::Tensor& tensor) {
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
   ensure_ready();
-  static OpFacts& facts = facts_of("aten::_copy_from", "");
-  facts.calls.fetch_add(1, std::memory_order_relaxed);
+  static std::atomic<OpFacts*> facts{nullptr};
+  count_call(facts, "aten::_copy_from", "");
   if (destination.is_cpu() && on_device(self) && !(non_blocking && is_pinned(destination.const_data_ptr()))) {
     count_sync(Sync::kCopyToHost);
   }

@@ -19,12 +19,11 @@ namespace neuron_sim {
 
 namespace {
 
-// Counts a call of an operator that does not pass run_on_host.
-#define NEURON_SIM_COUNT(name, overload)                   \
-  do {                                                     \
-    ensure_ready();                                        \
-    static OpFacts& facts = facts_of(name, overload);      \
-    facts.calls.fetch_add(1, std::memory_order_relaxed);   \
+#define NEURON_SIM_COUNT(name, overload)              \
+  do {                                                \
+    ensure_ready();                                   \
+    static std::atomic<OpFacts*> facts{nullptr};      \
+    count_call(facts, name, overload);                \
   } while (false)
 
 c10::ScalarType checked_dtype(std::optional<c10::ScalarType> dtype, const char* op) {

@@ -185,6 +185,12 @@ class Call {
         continue;
       }
       follow_host(known.device.storage());
+      if (C10_UNLIKELY(known.host.is_conj() != known.device.is_conj())) {
+        known.device._set_conj(known.host.is_conj());
+      }
+      if (C10_UNLIKELY(known.host.is_neg() != known.device.is_neg())) {
+        known.device._set_neg(known.host.is_neg());
+      }
       auto* impl = known.device.unsafeGetTensorImpl();
       if (known.host.sizes() != known.device.sizes() || known.host.strides() != known.device.strides() ||
           known.host.storage_offset() != known.device.storage_offset()) {

@@ -99,8 +99,13 @@ OpFacts& facts_of(const c10::OperatorHandle& op) {
   return *entry.facts;
 }
 
-OpFacts& facts_of(const char* name, const char* overload) {
-  return look_up(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+void count_call(std::atomic<OpFacts*>& cache, const char* name, const char* overload) {
+  auto* facts = cache.load(std::memory_order_acquire);
+  if (C10_UNLIKELY(facts == nullptr)) {
+    facts = &look_up(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+    cache.store(facts, std::memory_order_release);
+  }
+  facts->calls.fetch_add(1, std::memory_order_relaxed);
 }
 
 std::vector<OpFacts*> all_facts() {

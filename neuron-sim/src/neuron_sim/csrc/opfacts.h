@@ -19,14 +19,16 @@ struct OpFacts {
   bool dynamic_shape = false;                // the result's shape depends on values: the host must wait
   bool to_scalar = false;                    // the result is a number on the host: the host must wait
   // From the profile, by classify():
-  bool mixes_devices = false;                // takes tensors of the host beside the device's
-  bool falls_back = false;                   // the real device has no kernel for it
+  std::atomic<bool> mixes_devices{false};    // takes tensors of the host beside the device's
+  std::atomic<bool> falls_back{false};       // the real device has no kernel for it
   std::atomic<uint64_t> calls{0};
 };
 
 // The facts of an operator. The reference stays valid for the life of the process.
 OpFacts& facts_of(const c10::OperatorHandle& op);
-OpFacts& facts_of(const char* name, const char* overload);
+// Counts a call of an operator that does not pass run_on_host. Each call site has a cache of its own: an atomic one,
+// because a function's static reference would hold the compiler's lock while its initialiser waits for Python's.
+void count_call(std::atomic<OpFacts*>& cache, const char* name, const char* overload);
 // Every operator dispatched so far, for reports.
 std::vector<OpFacts*> all_facts();
 // Asks the profile again about the operators known so far.
