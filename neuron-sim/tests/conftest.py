@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from neuron_sim import policy
 from neuron_sim.profiles import profile
 
 ROOT = Path(__file__).parents[1]
+
+# `pytest --hypothesis-profile thorough` runs the thousand random programs.
+settings.register_profile("quick", max_examples=150, deadline=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile("quick")
 
 
 @pytest.fixture

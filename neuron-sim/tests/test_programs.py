@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 from conftest import settle
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 CORE = 20
@@ -138,7 +138,6 @@ def run(program: list[tuple[str, int, int, int]]) -> None:
     machine.check()
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(step, max_size=25))
 def test_random_programs(program):
     before = torch.neuron.memory_allocated(CORE)  # not 0 only while Hypothesis keeps a failure's frames
