@@ -70,7 +70,9 @@ class Derivation:
             found = {leaf: refusal.why for refusal in refusals for leaf in refusal.leaves}
             if not found:
                 break
-            excluded |= found
+            # What is within another axis only adds degrees: it goes first, and perhaps alone.
+            inner = {leaf: why for leaf, why in found.items() if leaf in choice.within}
+            excluded |= inner or found
         else:
             choice = choose(self.recorder, degree, excluded | dict.fromkeys(choice.sharded, "nothing fits"))
             attributes = {}

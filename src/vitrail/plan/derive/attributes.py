@@ -85,13 +85,18 @@ def solve(recorder: Recorder, choice: Choice) -> tuple[dict[Attribute, Axis], li
         depends = [leaf for origin in (left, right) for leaf in _leaves_of(origin, found, chosen)]
         if not depends:
             continue
-        # Whether a key head has one query head is a shortcut; both cases are among the values that are compared.
-        if right == 1 and set(depends) <= set(choice.within):
-            continue
         whole = COMPARISONS[symbol](_whole(left, recorder), _whole(right, recorder))
-        if any(COMPARISONS[symbol](here(left, own), here(right, own)) != whole for own in (*trials, single)):
-            why = f"{_name(left)} {symbol} {_name(right)} in {where or 'the forward'} may be another on a rank"
-            refusals.append(Refusal(tuple(depends), why))
+        everything = [*trials, single]
+        without = [{leaf: size for leaf, size in own.items() if leaf not in choice.within} for own in everything]
+        if any(COMPARISONS[symbol](here(left, own), here(right, own)) != whole for own in without):
+            concerned_leaves = tuple(depends)
+        # Whether a key head has one query head is a shortcut; both cases are among the values that are compared.
+        elif right != 1 and any(COMPARISONS[symbol](here(left, own), here(right, own)) != whole for own in everything):
+            concerned_leaves = tuple(leaf for leaf in depends if leaf in choice.within)
+        else:
+            continue
+        why = f"{_name(left)} {symbol} {_name(right)} in {where or 'the forward'} may be another on a rank"
+        refusals.append(Refusal(concerned_leaves, why))
     for where, origin in recorder.escapes:
         for own in trials:
             if here(origin, own) != _whole(origin, recorder):
