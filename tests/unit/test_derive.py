@@ -248,3 +248,31 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model.lock = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(UnsupportedError, match="Shared cannot be copied"):
         derive_plan(model, {"x": torch.randn(3, 6)})
+
+
+class Folded(nn.Module):
+    """Heads folded into the batch, and a mask repeated the other way: what a sample has reaches another's heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 6
+        self.q, self.k, self.v, self.out = (nn.Linear(48, 48) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        batch, length, _ = x.shape
+        q, k, v = (
+            f(x).view(batch, length, self.heads, 8).transpose(1, 2).reshape(batch * self.heads, length, 8)
+            for f in (self.q, self.k, self.v)
+        )
+        mask = x[..., :1].transpose(1, 2).repeat(self.heads, 1, 1)
+        mixed = (q @ k.mT + mask).softmax(-1) @ v
+        return self.out(mixed.view(batch, self.heads, length, 8).transpose(1, 2).reshape(batch, length, 48))
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_a_batch_that_divides_the_heads_is_not_taken_for_heads(batch: int) -> None:
+    plan = derive_plan(Folded(), {"x": torch.randn(batch, 12, 48)}, keep=False)
+    model = randomised(Folded())
+    for size in (1, 2, 3, 4, 6):
+        inputs = torch.randn(size, 9, 48, dtype=torch.float64)
+        assert compare(plan, model, [lambda inputs=inputs: {"x": inputs}], 2).ok  # type: ignore[misc]

@@ -22,7 +22,7 @@ from ..plan.structure import structure
 from .blocks import most_numel, numel
 from .classes import model_class
 from .prove import Arguments, one_thread, randomised, whole
-from .variants import arguments_of, converted, other_batch, varied
+from .variants import arguments_of, converted, other_batches, varied
 from .variants import longer as longer_ones
 from .wide import dense_flex_attention
 
@@ -126,7 +126,7 @@ def trials_for(model: nn.Module, inputs: Sequence[Mapping[str, Any]] | None = No
     given = [guess_inputs(bare)] if inputs is None else list(inputs)
     small = bare if numel(bare) <= most_numel() else shortened(bare)
     calls = {str(index): converted(call, None) for index, call in enumerate(given)}
-    others = [call for call in map(other_batch, given) if call is not None and _runs(small, call)]
+    others = [other for call in given for other in other_batches(call) if _runs(small, other)]
     # What is right at one length may be right by chance: a single token leaves attention nothing to do.
     others += [call for call in map(varied, given) if call is not None and _runs(small, call)]
     longer = [other for call in (*given, *others) for other in longer_ones(call) if _runs(small, other)]

@@ -32,20 +32,25 @@ def converted(value: Any, dtype: torch.dtype | None) -> Any:
     return value
 
 
-def other_batch(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The call at another batch size, where every tensor begins with the same one."""
+def other_batches(call: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The call at two other batch sizes, where every tensor begins with the same one: a single sample, and one more.
+
+    One sample hides what mixes samples; and with a batch that divides the heads, what belongs to a sample may pass for
+    what belongs to a head.
+    """
     batches = {value.shape[0] if value.dim() else 0 for value in call.values() if isinstance(value, torch.Tensor)}
     if len(batches) != 1 or batches == {0}:
-        return None
+        return []
     batch = batches.pop()
-    pick = slice(0, 1) if batch > 1 else None
 
-    def other(value: Any) -> Any:
+    def resized(value: Any, size: int) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return value[pick] if pick else torch.cat([value, value.flip(0) * 0.5 if value.is_floating_point() else value])
+        more = value.flip(0)[:1] * 0.5 if value.is_floating_point() else value.flip(0)[:1]
+        return torch.cat([value, *[more] * (size - batch)])[:size]
 
-    return {name: other(value) for name, value in call.items()}
+    sizes = (1, batch + 1) if batch > 1 else (2, 3)
+    return [{name: resized(value, size) for name, value in call.items()} for size in sizes]
 
 
 def varied(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
