@@ -67,6 +67,12 @@ def _positive(text: str) -> int:
     return value
 
 
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", text) or text.startswith("."):
+        raise ValueError("not a name")
+    return text
+
+
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "t": 10**12, "tb": 10**12}
 
@@ -118,6 +124,13 @@ NEURON_SIM_STRICT = Variable(
     "NEURON_SIM_STRICT", _choice("warn", "raise", "off"), "warn", "warn, raise, off",
     "warn: as the real device, and what it does silently is told. raise: that is an error too. off: no rules.",
 )  # fmt: skip
+NEURON_SIM_MACHINE: Variable[str] = Variable(
+    "NEURON_SIM_MACHINE", _name, "default", "letters, digits, dots, dashes and underscores",
+    "The simulated machine a process is on: processes on one exclude each other from the cores they name.",
+)  # fmt: skip
+NEURON_SIM_CHECK_COLLECTIVES = Variable(
+    "NEURON_SIM_CHECK_COLLECTIVES", _flag, True, _FLAG, "Have the ranks agree on a collective before it runs."
+)
 VISIBLE_CORES: Variable[tuple[int, ...] | None] = Variable(
     "NEURON_RT_VISIBLE_CORES", parse_cores, None, _CORES, "Which of the instance's cores this process sees."
 )
@@ -137,6 +150,7 @@ COMPLEX_DECOMPOSE: Variable[bool | None] = Variable(
 
 ALL: tuple[Variable[Any], ...] = (
     NEURON_SIM, NEURON_SIM_INSTANCE, NEURON_SIM_PROFILE, NEURON_SIM_MEMORY, NEURON_SIM_STRICT,
+    NEURON_SIM_MACHINE, NEURON_SIM_CHECK_COLLECTIVES,
     VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG, LAUNCH_BLOCKING, COMPLEX_DECOMPOSE,
 )  # fmt: skip
 

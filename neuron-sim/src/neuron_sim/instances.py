@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from neuron_sim.errors import ConfigurationError
+from neuron_sim.topology import Degrees, Torus
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Instance:
     logical_nc_config: int
     hbm_bytes_per_chip: int
     host_bytes: int | None
+    degrees: Degrees | None = None
+    torus: Torus | None = None
 
     def logical_cores(self, logical_nc_config: int) -> int:
         """How many logical cores the whole machine has."""
@@ -29,6 +33,16 @@ class Instance:
     def bytes_per_core(self, logical_nc_config: int) -> int:
         """A logical core's share of its chip's memory."""
         return self.hbm_bytes_per_chip * logical_nc_config // self.cores_per_chip
+
+    def group_problem(self, cores: Collection[int], logical_nc_config: int) -> str | None:
+        """Why these logical cores cannot form a process group, or None. One core always can."""
+        if len(cores) <= 1:
+            return None
+        if self.degrees is not None and (problem := self.degrees.problem(len(cores))):
+            return problem
+        if self.torus is not None:
+            return self.torus.problem(cores, self.cores_per_chip // logical_nc_config)
+        return None
 
 
 @cache
@@ -67,4 +81,6 @@ def instance(name: str) -> Instance:
         logical_nc_config=family["logical_nc_config"],
         hbm_bytes_per_chip=family["hbm_gib_per_chip"] << 30,
         host_bytes=None if host is None else host << 30,
+        degrees=Degrees(tuple(family["degrees"]), family["degree_multiple"]) if "degrees" in family else None,
+        torus=Torus(*known["torus"]) if "torus" in known else None,
     )

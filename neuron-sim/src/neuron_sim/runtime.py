@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass
 
-from neuron_sim import env, policy
+from neuron_sim import claims, env, policy
 from neuron_sim.errors import ConfigurationError
 from neuron_sim.instances import Instance, instance
 
@@ -69,6 +69,8 @@ def start() -> None:
             return
         found = read_machine()
         rules = policy.current()
+        if env.VISIBLE_CORES.is_set() and not claims.assigned:
+            claims.claim(found.cores)
         _machine = found
         _core.configure([found.bytes_per_core] * len(found.cores))
         _core.watch(*rules.watches())

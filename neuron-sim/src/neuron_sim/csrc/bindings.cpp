@@ -2,7 +2,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "collectives.h"
+#include "backend.h"
 #include "counters.h"
 #include "fallback.h"
 #include "generator.h"
@@ -146,6 +146,20 @@ size_t thread_states() {
   return count;
 }
 
+// The watch is never released: the group may be taken down while the interpreter ends.
+c10::intrusive_ptr<c10d::Backend> make_watched_backend(c10::intrusive_ptr<c10d::Backend> host, py::object watch) {
+  PyObject* call = watch.release().ptr();
+  return make_backend(std::move(host), [call](const Collective& c) {
+    const py::gil_scoped_acquire gil;
+    const auto result = py::reinterpret_steal<py::object>(PyObject_CallFunction(
+        call, "sssLLLO", c.name.c_str(), c.reduce_op.c_str(), c.dtype.c_str(), static_cast<long long>(c.elements),
+        static_cast<long long>(c.bytes), static_cast<long long>(c.root), c.uneven ? Py_True : Py_False));
+    if (!result) {
+      throw_python_error();
+    }
+  });
+}
+
 void reset_counts() {
   for (auto* facts : all_facts()) {
     facts->calls.store(0);
@@ -187,7 +201,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("op_counts", &op_counts);
   m.def("sync_counts", &sync_counts);
   m.def("reset_counts", &reset_counts);
-  m.def("register_collectives", &register_collectives);
+  m.def("make_backend", &make_watched_backend);
   m.def("thread_states", &thread_states);
   m.def("to_host_view", &to_host_view);
   m.def("to_device", &to_device);

@@ -1,0 +1,116 @@
+"""The ranks of a new group meet: who is missing, who disagrees, and whether their cores can form a group at all."""
+
+import json
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
+
+from neuron_sim import collectives, policy, runtime
+from neuron_sim.errors import NeuronSimError
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a rank tells the others of itself. `node` is the machine it runs on, as the launcher counts machines."""
+
+    rank: int
+    process: int
+    node: str
+    core: int
+    instance: str
+    logical_nc_config: int
+    profile: str
+    strictness: str
+
+
+def this_rank(rank: int) -> Member:
+    """What this process, of global rank `rank`, tells the others. The runtime must have started."""
+    machine, book = runtime.machine(), policy.current()
+    launched = os.environ.get("GROUP_RANK") or os.environ.get("NODE_RANK") or "0"
+    return Member(
+        rank=rank,
+        process=os.getpid(),
+        node=f"{socket.gethostname()}/{launched}",
+        core=machine.cores[0],
+        instance=machine.instance.name,
+        logical_nc_config=machine.logical_nc_config,
+        profile=book.profile.name,
+        strictness=book.strictness,
+    )
+
+
+def meet(store: Store, me: Member, ranks: Sequence[int], timeout: timedelta) -> list[Member]:
+    """Exchange what each of `ranks` tells, and check it. `store` is the new group's own; every rank calls this.
+
+    Raises `NeuronSimError` naming the ranks that have not come within `timeout`, that were configured differently, or
+    that share a core; `NeuronRuleError` where the cores cannot form a group.
+    """
+    keys = {rank: f"neuron_sim/member/{rank}" for rank in ranks}
+    store.set(keys[me.rank], json.dumps(asdict(me)))
+    try:
+        store.wait(list(keys.values()), timeout)
+    except DistStoreError as error:
+        missing = [rank for rank, key in keys.items() if not store.check([key])]
+        if not missing:
+            raise
+        raise NeuronSimError(
+            f"{named(missing)} of {len(ranks)} {'has' if len(missing) == 1 else 'have'} not come to make the process "
+            f"group within {timeout.total_seconds():g} s (rank {me.rank}, which waited, is process {me.process}); "
+            "each must be running and call init_process_group, or new_group, as this one did"
+        ) from error
+    members = [Member(**json.loads(store.get(key))) for key in keys.values()]
+    check_agreement(members)
+    check_cores(members)
+    check_topology(members)
+    return members
+
+
+def check_agreement(members: Sequence[Member]) -> None:
+    """Raise `NeuronSimError` unless all members simulate the same machine under the same rules."""
+    for what, variable in (
+        ("instance", "NEURON_SIM_INSTANCE"),
+        ("logical_nc_config", "NEURON_LOGICAL_NC_CONFIG"),
+        ("profile", "NEURON_SIM_PROFILE"),
+        ("strictness", "NEURON_SIM_STRICT"),
+    ):
+        by_value: dict[str, list[int]] = defaultdict(list)
+        for member in members:
+            by_value[str(getattr(member, what))].append(member.rank)
+        if len(by_value) > 1:
+            said = "; ".join(f"{value} on {named(ranks)}" for value, ranks in by_value.items())
+            raise NeuronSimError(f"the ranks disagree on {variable}: {said}; give all ranks the same")
+
+
+def check_cores(members: Sequence[Member]) -> None:
+    """Raise `NeuronSimError` when two members have one core."""
+    holders: dict[tuple[str, int], Member] = {}
+    for member in members:
+        other = holders.setdefault((member.node, member.core), member)
+        if other is not member:
+            raise NeuronSimError(
+                f"rank {other.rank} (process {other.process}) and rank {member.rank} (process {member.process}) are "
+                f"both on core {member.core}; give each its own in NEURON_RT_VISIBLE_CORES, or leave it unset under "
+                "torchrun, which numbers the ranks of a machine in LOCAL_RANK"
+            )
+
+
+def check_topology(members: Sequence[Member]) -> None:
+    """Raise `NeuronRuleError` when the cores cannot form a group. Groups over several machines are not judged."""
+    if len({member.node for member in members}) > 1:
+        return
+    machine = runtime.machine()
+    cores = sorted(member.core for member in members)
+    if problem := machine.instance.group_problem(cores, machine.logical_nc_config):
+        ranks = ", ".join(str(member.rank) for member in members)
+        collectives.apply("topology", "init_process_group", f"{machine.instance.name} (ranks {ranks}): {problem}")
+
+
+def named(ranks: Sequence[int]) -> str:
+    """The ranks in words: "rank 1", "ranks 1, 2"."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
