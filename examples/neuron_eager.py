@@ -10,9 +10,9 @@ import sys
 import torch
 from diffusers import Flux2KleinPipeline
 
-import vitrail
+from vitrail.bundled import model_folder
 
-MODEL = vitrail.bundled.model_folder()  # or "black-forest-labs/FLUX.2-klein-4B", with height and width of 1024
+MODEL = model_folder()  # or "black-forest-labs/FLUX.2-klein-4B", with height and width of 1024
 
 
 def main(output: str = "neuron_eager.png") -> None:

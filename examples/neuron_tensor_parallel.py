@@ -12,9 +12,9 @@ import torch.distributed as dist
 from diffusers import Flux2KleinPipeline, Flux2Transformer2DModel, TensorParallelConfig
 from torch.distributed.device_mesh import DeviceMesh
 
-import vitrail
+from vitrail.bundled import model_folder
 
-MODEL = vitrail.bundled.model_folder()
+MODEL = model_folder()
 
 
 def main(output: str = "neuron_tensor_parallel.png") -> None:

@@ -14,9 +14,9 @@ import torch_neuronx  # noqa: F401  registers torch.neuron also where autoloadin
 from diffusers import Flux2KleinPipeline, TensorParallelConfig
 from torch.distributed.device_mesh import DeviceMesh
 
-import vitrail
+from vitrail.bundled import model_folder
 
-MODEL = vitrail.bundled.model_folder()  # or "black-forest-labs/FLUX.2-klein-9B", with height and width of 1024
+MODEL = model_folder()  # or "black-forest-labs/FLUX.2-klein-9B", with height and width of 1024
 
 
 def main(output: str = "tensor_parallel.png") -> None:

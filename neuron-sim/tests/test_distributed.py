@@ -4,50 +4,73 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture
-def torchrun(tmp_path):
-    """Runs a program, a file of `programs` or text, under torchrun."""
+def run_ranks(tmp_path):
+    """Runs a program, a file of `programs` or text, as ranks; as torchrun does, but without a launcher's process."""
 
     def run(program, ranks=2, check=True, timeout=170, **variables):
         path = PROGRAMS / program
         if "\n" in program:
             path = tmp_path / "program.py"
             path.write_text(textwrap.dedent(program))
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_", "LOCAL_RANK"))}
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(path)]
-        done = subprocess.run(
-            command,
-            env=environment | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)} | variables,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
+        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_", "LOCAL_RANK"))} | {
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(tmp_path),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(path)],
+                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | variables,
+                stdout=(tmp_path / f"{rank}.out").open("w"),
+                stderr=(tmp_path / f"{rank}.err").open("w"),
+            )
+            for rank in range(ranks)
+        ]
+        deadline = time.monotonic() + timeout
+        while any(rank.poll() is None for rank in started) and time.monotonic() < deadline:
+            if any(rank.poll() for rank in started):
+                time.sleep(1)  # what befell one rank may be about to be told by another
+                break
+            time.sleep(0.05)
+        for rank in started:
+            rank.kill()
+        code = max(abs(rank.wait()) for rank in started)
+        stdout, stderr = (
+            "".join((tmp_path / f"{r}.{kind}").read_text() for r in range(ranks)) for kind in ("out", "err")
         )
         if check:
-            assert done.returncode == 0, done.stderr[-4000:]
-            assert done.stdout.count("fine") == ranks, done.stdout
-        return done
+            assert code == 0, stderr[-4000:]
+            assert stdout.count("fine") == ranks, stdout
+        return subprocess.CompletedProcess(program, code, stdout, stderr)
 
     return run
 
 
-def test_collectives(torchrun):
-    done = torchrun("collectives.py")
+def test_collectives(run_ranks):
+    done = run_ranks("collectives.py")
     assert "all_gather_object over a neuron group is unverified on the real device" in done.stderr
 
 
-def test_refusals(torchrun):
-    torchrun("refusals.py")
+def test_refusals(run_ranks):
+    run_ranks("refusals.py")
 
 
-def test_fsdp_and_ddp(torchrun):
-    torchrun("fsdp.py")
+def test_fsdp_and_ddp(run_ranks):
+    run_ranks("fsdp.py")
 
 
 # What goes wrong: a clear error on the rank that can tell, never a hang.
@@ -60,33 +83,32 @@ def says(done, *words):
 
 
 LATE = """
-import datetime, os, sys, time
+import datetime, os, time
 import torch, torch.distributed as dist
-rank = int(os.environ["RANK"])
-if rank == 1:
-    time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 12)
+if os.environ["RANK"] == "1":
+    time.sleep(60)
 dist.init_process_group("neuron", timeout=datetime.timedelta(seconds=3))
 """
 
 
-def test_a_rank_that_is_missing_at_the_start_is_named(torchrun):
-    says(torchrun(LATE, check=False), "rank 1 of 2 has not come to make the process group within 3 s (rank 0, which")
+def test_a_rank_that_is_missing_at_the_start_is_named(run_ranks):
+    says(run_ranks(LATE, check=False), "rank 1 of 2 has not come to make the process group within 3 s (rank 0, which")
 
 
-def test_a_rank_that_is_missing_in_a_collective_is_named(torchrun):
+def test_a_rank_that_is_missing_in_a_collective_is_named(run_ranks):
     program = """
 import datetime, os, time
 import torch, torch.distributed as dist
 dist.init_process_group("neuron", timeout=datetime.timedelta(seconds=3))
 if dist.get_rank() == 1:
-    time.sleep(15)
+    time.sleep(60)
 dist.all_reduce(torch.ones(4, device="neuron"))
 """
-    done = torchrun(program, check=False)
+    done = run_ranks(program, check=False)
     says(done, "all_reduce SUM of 4 float32 (collective 1 of its group) timed out: rank 1 did not come to it")
 
 
-def test_a_rank_that_ends_is_noticed_at_once(torchrun):
+def test_a_rank_that_ends_is_noticed_at_once(run_ranks):
     program = """
 import os, time
 import torch, torch.distributed as dist
@@ -97,9 +119,8 @@ try:
     dist.all_reduce(torch.ones(4, device="neuron"))
 except RuntimeError as error:
     print("noticed", error, flush=True)
-    time.sleep(5)
 """
-    done = torchrun(program, check=False)
+    done = run_ranks(program, check=False)
     assert "noticed" in done.stdout, done.stderr[-3000:]
 
 
@@ -121,8 +142,8 @@ dist.init_process_group("neuron")
         ("NEURON_SIM_INSTANCE", ("trn2.48xlarge", "trn2.3xlarge"), "disagree on NEURON_SIM_INSTANCE: trn2.48xlarge on"),
     ],
 )
-def test_ranks_that_cannot_be_a_group(torchrun, name, values, words):
-    says(torchrun(SET.format(name=name, values=values), check=False), words)
+def test_ranks_that_cannot_be_a_group(run_ranks, name, values, words):
+    says(run_ranks(SET.format(name=name, values=values), check=False), words)
 
 
 ALONE = """
@@ -144,7 +165,9 @@ def alone(python, before="", after="", check=True, **variables):
 def test_one_rank_alone(python):
     assert alone(python, LOCAL_RANK="3").stdout == "1 [1.0, 1.0] 0\n"
     assert alone(python, NEURON_RT_NUM_CORES="1").stdout == "1 [1.0, 1.0] 0\n"
-    again = "dist.destroy_process_group(); dist.init_process_group('neuron', store=dist.HashStore(), rank=0, world_size=1)"
+    again = (
+        "dist.destroy_process_group(); dist.init_process_group('neuron', store=dist.HashStore(), rank=0, world_size=1)"
+    )
     assert alone(python, after=again, LOCAL_RANK="0").stdout == "1 [1.0, 1.0] 0\n"
 
 
@@ -201,7 +224,11 @@ sys.stdin.read()
 def test_two_processes_on_one_core(python, tmp_path):
     variables = {"TMPDIR": str(tmp_path), "NEURON_RT_VISIBLE_CORES": "2-3"}
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD], env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD],
+        env=os.environ | variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert holder.stdout.readline() == "has it\n"

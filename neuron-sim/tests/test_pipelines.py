@@ -74,7 +74,11 @@ def pixart():
         norm_eps=1e-6,
     )
     pipe = diffusers.PixArtAlphaPipeline(
-        tokenizer=None, text_encoder=None, vae=vae(), transformer=transformer.eval(), scheduler=diffusers.DDIMScheduler()
+        tokenizer=None,
+        text_encoder=None,
+        vae=vae(),
+        transformer=transformer.eval(),
+        scheduler=diffusers.DDIMScheduler(),
     )
     made = torch.Generator().manual_seed(1)
     prompts = {name: torch.randn(1, 7, 32, generator=made) for name in ("prompt_embeds", "negative_prompt_embeds")}

@@ -31,7 +31,8 @@ def _own_folders() -> tuple[str, ...]:
 
 @cache
 def _is_own(file: str) -> bool:
-    return file.startswith(("<frozen", *_own_folders()))
+    # typing_extensions: the wrapper of PyTorch's deprecated functions.
+    return file.startswith(("<frozen", *_own_folders())) or os.path.basename(file) == "typing_extensions.py"
 
 
 def user_location() -> Location:

@@ -153,9 +153,10 @@ class NeuronBackend final : public c10d::Backend {
     return device_work(host_->allgather_coalesced(host_outputs, host_inputs, options), flat(outputs));
   }
 
+  // The functional collectives come here with one tensor too.
   WorkPtr allgather_into_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
-    start("all_gather_into_tensor_coalesced", inputs, outputs);
+    start(outputs.size() == 1 ? "all_gather_into_tensor" : "all_gather_into_tensor_coalesced", inputs, outputs);
     auto host_outputs = relabelled(outputs);
     auto host_inputs = relabelled(inputs);
     return device_work(host_->allgather_into_tensor_coalesced(host_outputs, host_inputs, options), outputs);
@@ -200,7 +201,9 @@ class NeuronBackend final : public c10d::Backend {
 
   WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
-    start("reduce_scatter_tensor_coalesced", outputs, inputs, &options.reduceOp);
+    start(
+        outputs.size() == 1 ? "reduce_scatter_tensor" : "reduce_scatter_tensor_coalesced", outputs, inputs,
+        &options.reduceOp);
     auto chosen = options;
     auto host_inputs = relabelled(inputs);
     chosen.reduceOp = averaged_copy(options.reduceOp, host_inputs);
