@@ -73,133 +73,125 @@ def test_fsdp_and_ddp(run_ranks):
     run_ranks("fsdp.py")
 
 
-# What goes wrong: a clear error on the rank that can tell, never a hang.
+# What goes wrong: a clear error on the rank that can tell, never a hang. Each case runs in a child of one process,
+# forked before the device is used, because most of a case's time would be importing torch.
 
-
-def says(done, *words):
-    assert done.returncode != 0
-    for word in words:
-        assert word in done.stderr, done.stderr[-4000:]
-
-
-LATE = """
-import datetime, os, time
+CASES = """
+import datetime, os, signal, time, traceback
 import torch, torch.distributed as dist
-if os.environ["RANK"] == "1":
-    time.sleep(60)
-dist.init_process_group("neuron", timeout=datetime.timedelta(seconds=3))
+rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+soon = datetime.timedelta(seconds=5)
+
+def init(number, **options):
+    store = dist.HashStore()
+    if size > 1:
+        store = dist.TCPStore("localhost", int(os.environ["MASTER_PORT"]), is_master=False)
+        store = dist.PrefixStore(str(number), store)
+    dist.init_process_group("neuron", store=store, rank=rank, world_size=size, **options)
+
+for number, (variables, code) in enumerate({cases!r}):
+    child = os.fork()
+    if child == 0:
+        os.environ.update(variables)
+        try:
+            exec(compile(code, f"<case {{number}}>", "exec"))
+        except Exception as error:
+            print(f"[{{number}}] {{type(error).__name__}}: {{error}}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+print("fine")
 """
 
 
-def test_a_rank_that_is_missing_at_the_start_is_named(run_ranks):
-    says(run_ranks(LATE, check=False), "rank 1 of 2 has not come to make the process group within 3 s (rank 0, which")
-
-
-def test_a_rank_that_is_missing_in_a_collective_is_named(run_ranks):
-    program = """
-import datetime, os, time
-import torch, torch.distributed as dist
-dist.init_process_group("neuron", timeout=datetime.timedelta(seconds=3))
-if dist.get_rank() == 1:
-    time.sleep(60)
+def test_ranks_that_do_not_come_together(run_ranks):
+    on_core = "os.environ['NEURON_RT_VISIBLE_CORES'] = {}[rank]; init(number, timeout=soon)"
+    cases = {
+        on_core.format(("0", "8")): "NeuronRuleError: no such group on trn2.48xlarge (ranks 0, 1): its chips 0, 2 ",
+        on_core.format(("5", "5")): "NeuronSimError: core 5 is in use by process",
+        "os.environ['LOCAL_RANK'] = '3'; init(number)": "are both on core 3; give each its own in NEURON_RT_VISIBLE",
+        "os.environ['NEURON_SIM_INSTANCE'] = ('trn2.48xlarge', 'trn2.3xlarge')[rank]; init(number)": (
+            "NeuronSimError: the ranks disagree on NEURON_SIM_INSTANCE: trn2.48xlarge on rank 0; trn2.3xlarge on rank 1"
+        ),
+        "init(number, timeout=soon) if rank == 0 else time.sleep(6)": (
+            "NeuronSimError: rank 1 of 2 has not come to make the process group within 5 s (rank 0, which waited, is"
+        ),
+        """
+init(number, timeout=soon)
+if rank == 1:
+    time.sleep(9)
+    os._exit(0)
 dist.all_reduce(torch.ones(4, device="neuron"))
-"""
-    done = run_ranks(program, check=False)
-    says(done, "all_reduce SUM of 4 float32 (collective 1 of its group) timed out: rank 1 did not come to it")
+""": "all_reduce SUM of 4 float32 (collective 1 of its group) timed out: rank 1 did not come to it; rank 0 waited",
+        """
+init(number)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(torch.ones(4, device="neuron"))
+""": "RuntimeError:",
+    }
+    done = run_ranks(CASES.format(cases=[({}, code) for code in cases]))
+    for number, words in enumerate(cases.values()):
+        assert f"[{number}] " in done.stdout, done.stdout + done.stderr
+        assert words in done.stdout, done.stdout
 
 
-def test_a_rank_that_ends_is_noticed_at_once(run_ranks):
-    program = """
-import os, time
-import torch, torch.distributed as dist
-dist.init_process_group("neuron")
-if dist.get_rank() == 1:
-    os.abort()
-try:
-    dist.all_reduce(torch.ones(4, device="neuron"))
-except RuntimeError as error:
-    print("noticed", error, flush=True)
-"""
-    done = run_ranks(program, check=False)
-    assert "noticed" in done.stdout, done.stderr[-3000:]
+def alone(python, *cases):
+    """What each case, extra variables and code, printed or raised as the only rank there is."""
+    done = python(CASES.format(cases=list(cases)), "-W", "ignore", OMP_NUM_THREADS="1")
+    lines = done.stdout.splitlines()
+    assert lines.pop() == "fine", done.stderr
+    assert len(lines) == len(cases), done.stdout + done.stderr
+    return lines
 
 
-SET = """
-import os
-import torch, torch.distributed as dist
-rank = int(os.environ["RANK"])
-os.environ[{name!r}] = {values!r}[rank]
-dist.init_process_group("neuron")
-"""
-
-
-@pytest.mark.parametrize(
-    "name, values, words",
-    [
-        ("NEURON_RT_VISIBLE_CORES", ("0", "8"), "trn2.48xlarge (ranks 0, 1): its chips 0, 2 are neither an adjacent"),
-        ("NEURON_RT_VISIBLE_CORES", ("5", "5"), "core 5 is in use by process"),
-        ("LOCAL_RANK", ("3", "3"), "are both on core 3; give each its own in NEURON_RT_VISIBLE_CORES"),
-        ("NEURON_SIM_INSTANCE", ("trn2.48xlarge", "trn2.3xlarge"), "disagree on NEURON_SIM_INSTANCE: trn2.48xlarge on"),
-    ],
-)
-def test_ranks_that_cannot_be_a_group(run_ranks, name, values, words):
-    says(run_ranks(SET.format(name=name, values=values), check=False), words)
-
-
-ALONE = """
-import torch, torch.distributed as dist
-{before}
-dist.init_process_group("neuron", store=dist.HashStore(), rank=0, world_size=1)
+USE = """
+init(number)
 x = torch.ones(2, device="neuron")
 dist.all_reduce(x)
 dist.barrier()
-{after}
-print(torch.neuron.device_count(), x.tolist(), torch.neuron.current_device())
+print(torch.neuron.device_count(), x.tolist(), torch.neuron.current_device(), flush=True)
 """
-
-
-def alone(python, before="", after="", check=True, **variables):
-    return python(ALONE.format(before=before, after=after), "-W", "ignore", check=check, **variables)
+USED = "1 [1.0, 1.0] 0"
 
 
 def test_one_rank_alone(python):
-    assert alone(python, LOCAL_RANK="3").stdout == "1 [1.0, 1.0] 0\n"
-    assert alone(python, NEURON_RT_NUM_CORES="1").stdout == "1 [1.0, 1.0] 0\n"
-    again = (
-        "dist.destroy_process_group(); dist.init_process_group('neuron', store=dist.HashStore(), rank=0, world_size=1)"
-    )
-    assert alone(python, after=again, LOCAL_RANK="0").stdout == "1 [1.0, 1.0] 0\n"
+    looks = "assert torch.neuron.is_available() and torch.neuron.device_count() == 64; torch.manual_seed(0)"
+    again = "init(number); dist.destroy_process_group()"
+    assert alone(
+        python,
+        ({"LOCAL_RANK": "3"}, USE),
+        ({"NEURON_RT_NUM_CORES": "1"}, USE),
+        ({"LOCAL_RANK": "0"}, looks + USE),
+        ({"LOCAL_RANK": "0"}, again + USE),
+        ({"NEURON_SIM_STRICT": "off"}, USE),
+        ({"NEURON_SIM_CHECK_COLLECTIVES": "0", "LOCAL_RANK": "0"}, USE),
+    ) == [USED, USED, USED, USED, "64 [1.0, 1.0] 0", USED]
 
 
-def test_looking_is_no_use_of_the_device(python):
-    looking = "assert torch.neuron.is_available() and torch.neuron.device_count() == 64; torch.manual_seed(0)"
-    assert alone(python, before=looking, LOCAL_RANK="0").stdout == "1 [1.0, 1.0] 0\n"
-
-
-def test_using_the_device_before_the_process_group(python):
-    done = alone(python, before="torch.ones(1, device='neuron')", LOCAL_RANK="0", check=False)
-    assert 'init_process_group("neuron") must come before any other use of the device' in done.stderr
-    assert "<string>:4; rule first_use of profile sdk-2.33" in done.stderr
-
-
-def test_more_than_one_core(python):
-    assert "one core, and this process sees 64" in alone(python, check=False).stderr
-    assert "one core, and this process sees 3" in alone(python, check=False, NEURON_RT_VISIBLE_CORES="1-3").stderr
-    assert alone(python, NEURON_SIM_STRICT="off").stdout == "64 [1.0, 1.0] 0\n"
-
-
-def test_cores_that_are_not_there(python):
-    refused = alone(python, check=False, LOCAL_RANK="64").stderr
-    assert "NEURON_RT_VISIBLE_CORES asks for core 64, but trn2.48xlarge has 64 logical cores" in refused
-    refused = alone(python, after="torch.ones(1, device='neuron:1')", LOCAL_RANK="0", check=False).stderr
-    assert "invalid neuron device index 1: this process sees 1 core(s)" in refused
-    assert "unknown instance type" in alone(python, check=False, LOCAL_RANK="0", NEURON_SIM_INSTANCE="p5").stderr
-    assert "unknown profile" in alone(python, check=False, LOCAL_RANK="0", NEURON_SIM_PROFILE="p5").stderr
+def test_one_rank_that_cannot_start(python):
+    first = {"LOCAL_RANK": "0"}
+    cases = [
+        (
+            first,
+            "torch.ones(1, device='neuron')" + USE,
+            'init_process_group("neuron") must come before any other',
+        ),
+        ({}, USE, "a rank has exactly one core, and this process sees 64"),
+        ({"NEURON_RT_VISIBLE_CORES": "1-3"}, USE, "a rank has exactly one core, and this process sees 3"),
+        ({"LOCAL_RANK": "64"}, USE, "NEURON_RT_VISIBLE_CORES asks for core 64, but trn2.48xlarge has 64 logical cores"),
+        (first, "init(number); torch.ones(1, device='neuron:1')", "invalid neuron device index 1: this process sees 1"),
+        (first | {"NEURON_SIM_INSTANCE": "p5"}, USE, "unknown instance type 'p5'"),
+        (first | {"NEURON_SIM_PROFILE": "sdk-1"}, USE, "unknown profile 'sdk-1'"),
+        (first | {"NEURON_SIM_MACHINE": "../up"}, USE, "NEURON_SIM_MACHINE='../up' cannot be read"),
+    ]
+    said = alone(python, *[(variables, code) for variables, code, _ in cases])
+    for line, (_, _, words) in zip(said, cases, strict=True):
+        assert words in line
+    assert "<case 0>:3; rule first_use of profile sdk-2.33" in said[0]
 
 
 def test_collectives_after_a_fork(python):
     after = """
-import os
 if (child := os.fork()) == 0:
     said = []
     for call in (lambda: dist.all_reduce(x), dist.barrier):
@@ -210,7 +202,7 @@ if (child := os.fork()) == 0:
     os._exit(0 if said == [True, True] else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
-    assert alone(python, after=after, LOCAL_RANK="0").stdout == "1 [1.0, 1.0] 0\n"
+    assert alone(python, ({"LOCAL_RANK": "0"}, USE + after)) == [USED]
 
 
 HOLD = """
@@ -235,7 +227,6 @@ def test_two_processes_on_one_core(python, tmp_path):
         use = "import torch; torch.ones(1, device='neuron'); print('fine')"
         taken = python(use, check=False, **variables | {"NEURON_RT_VISIBLE_CORES": "3"})
         assert f"core 3 is in use by process {holder.pid}: a core serves one process at a time" in taken.stderr
-        assert python(use, **variables | {"NEURON_RT_VISIBLE_CORES": "4"}).stdout == "fine\n"
         assert python(use, **variables, NEURON_SIM_MACHINE="another").stdout == "fine\n"
         assert python(use, TMPDIR=str(tmp_path)).stdout == "fine\n"  # it named no core
         holder.kill()

@@ -51,24 +51,36 @@ def meet(store: Store, me: Member, ranks: Sequence[int], timeout: timedelta) -> 
     Raises `NeuronSimError` naming the ranks that have not come within `timeout`, that were configured differently, or
     that share a core; `NeuronRuleError` where the cores cannot form a group.
     """
-    keys = {rank: f"neuron_sim/member/{rank}" for rank in ranks}
-    store.set(keys[me.rank], json.dumps(asdict(me)))
-    try:
-        store.wait(list(keys.values()), timeout)
-    except DistStoreError as error:
-        missing = [rank for rank, key in keys.items() if not store.check([key])]
-        if not missing:
-            raise
-        raise NeuronSimError(
-            f"{named(missing)} of {len(ranks)} {'has' if len(missing) == 1 else 'have'} not come to make the process "
-            f"group within {timeout.total_seconds():g} s (rank {me.rank}, which waited, is process {me.process}); "
-            "each must be running and call init_process_group, or new_group, as this one did"
-        ) from error
-    members = [Member(**json.loads(store.get(key))) for key in keys.values()]
+    _come(store, "member", me, ranks, timeout, json.dumps(asdict(me)), "has not come to make the process group")
+    members = [Member(**json.loads(store.get(_key("member", rank)))) for rank in ranks]
     check_agreement(members)
     check_cores(members)
     check_topology(members)
+    # A rank that gave up while it waited for this one has told what it is, and will not connect.
+    _come(store, "ready", me, ranks, timeout, "1", "came to make the process group, but did not stay")
     return members
+
+
+def _key(stage: str, rank: int) -> str:
+    return f"neuron_sim/{stage}/{rank}"
+
+
+def _come(
+    store: Store, stage: str, me: Member, ranks: Sequence[int], timeout: timedelta, value: str, otherwise: str
+) -> None:
+    """Say that this rank has come to a stage of the meeting, and wait for the others."""
+    store.set(_key(stage, me.rank), value)
+    try:
+        store.wait([_key(stage, rank) for rank in ranks], timeout)
+    except DistStoreError as error:
+        missing = [rank for rank in ranks if not store.check([_key(stage, rank)])]
+        if not missing:
+            raise
+        raise NeuronSimError(
+            f"{named(missing)} of {len(ranks)} {otherwise} within {timeout.total_seconds():g} s (rank {me.rank}, which "
+            f"waited, is process {me.process}); each must be running and call init_process_group, or new_group, as "
+            "this one did, and may have told an error of its own"
+        ) from error
 
 
 def check_agreement(members: Sequence[Member]) -> None:

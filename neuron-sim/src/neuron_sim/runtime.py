@@ -60,13 +60,19 @@ def machine() -> Machine:
 
 
 def start() -> None:
-    """Start the runtime. Called by the core when the device is first used; raises what `read_machine` raises."""
+    """Start the runtime. Called by the core when the device is first used.
+
+    Raises `ConfigurationError` for any malformed variable and what `read_machine` raises; `NeuronSimError` when
+    another process has a core that NEURON_RT_VISIBLE_CORES names.
+    """
     global _machine, _pending_seed
     from neuron_sim import _core
 
     with _lock:
         if _core.is_started():
             return
+        for variable in env.ALL:
+            variable.read()
         found = read_machine()
         rules = policy.current()
         if env.VISIBLE_CORES.is_set() and not claims.assigned:
