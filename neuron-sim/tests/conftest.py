@@ -1,9 +1,11 @@
 """Shared by the tests: a rulebook for one test, a Python process of its own, waiting for memory to be given back."""
 
 import gc
+import inspect
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,20 @@ from neuron_sim.profiles import profile
 
 ROOT = Path(__file__).parents[1]
 
+# Compiled programs of the tests are kept from those of the user, and gone afterwards.
+_folder = tempfile.TemporaryDirectory(prefix="neuron-sim-tests-")
+os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] = f"{_folder.name}/neff"
+os.environ["TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"] = f"{_folder.name}/locks"
+os.environ.pop("NEURON_SIM_REPORT", None)
+
+
+def here(ahead: int = 0) -> str:
+    """`file:line` of the caller's line, or of one below or above it."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return f"{frame.f_back.f_code.co_filename}:{frame.f_back.f_lineno + ahead}"
+
 # `pytest --hypothesis-profile thorough` runs the thousand random programs.
 settings.register_profile("quick", max_examples=150, deadline=None)
 settings.register_profile("thorough", max_examples=1000, deadline=None)
@@ -29,9 +45,9 @@ def rules() -> Iterator[Callable[..., policy.Rulebook]]:
     before = policy.current()
 
     def use(
-        name: str = "sdk-2.33", strictness: str = "warn", decomposes_complex: bool | None = None
+        name: str = "sdk-2.33", strictness: str = "warn", settings: dict[str, bool] | None = None
     ) -> policy.Rulebook:
-        book = policy.Rulebook(profile(name), strictness, decomposes_complex)
+        book = policy.Rulebook(profile(name), strictness, settings)
         torch.neuron.init()
         policy.use(book)
         return book

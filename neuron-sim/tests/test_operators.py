@@ -126,7 +126,8 @@ def test_out_is_resized():
     assert torch.neuron.memory_allocated() >= out.untyped_storage().nbytes()
 
 
-def test_indexing():
+def test_indexing(rules):
+    rules("beta-2.10")  # which runs what depends on values on the host
     x = torch.arange(12.0, device=D).view(3, 4)
     x[torch.tensor([0, 2])] = 5
     x[:, 1] = 7

@@ -61,7 +61,7 @@ def test_no_message_at_exit_with_tensors_alive(python):
 def neuron_sim(*arguments, **variables):
     import os
 
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("NEURON_")} | variables
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_", "TORCH_NEURONX"))} | variables
     command = [sys.executable, "-m", "neuron_sim.cli", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 

@@ -4,17 +4,62 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from neuron_sim.errors import ConfigurationError
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit code: 0, 1 for what `doctor` finds wrong, 2 for wrong usage."""
+    """Run a command. Returns the exit code: 0; 1 for what `doctor` or `cache verify` finds wrong, and for a program
+    that failed without a code of its own; 2 for wrong usage or configuration; 3 for what `report` finds refused."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = _parser().parse_args(given)
+    try:
+        return _run(chosen)
+    except ConfigurationError as error:
+        print(f"neuron-sim: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="neuron-sim", description="A neuron device for machines without Trainium.")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="say what is installed, which profile, what it sees")
     doctor.add_argument("--json", action="store_true", help="as JSON, for programs")
-    chosen = parser.parse_args(arguments)
-    from neuron_sim.doctor import run
+    rules = commands.add_parser("rules", help="print the rulebook of a profile")
+    rules.add_argument("--profile", help="which one (default: NEURON_SIM_PROFILE's)")
+    rules.add_argument("--json", action="store_true", help="as JSON, for programs")
+    cache = commands.add_parser("cache", help="look at the compiled programs on disk")
+    cache.add_argument("action", choices=["list", "stat", "verify", "clear"])
+    cache.add_argument("--dir", help="the folder (default: TORCH_NEURONX_NEFF_CACHE_DIR's)")
+    cache.add_argument("--json", action="store_true", help="as JSON, for programs")
+    report = commands.add_parser(
+        "report", help="run a program, tell what it did on the device, and judge it; exit code 3 when it is refused"
+    )
+    report.add_argument("--instance", help="the instance type to judge for (default: NEURON_SIM_INSTANCE's)")
+    report.add_argument("--json", action="store_true", help="as JSON, for programs")
+    report.add_argument("-o", "--output", help="write the report to a file instead of stdout")
+    report.add_argument("--no-fallbacks", action="store_true", help="refuse what runs operators on the host")
+    report.add_argument("program", nargs=argparse.REMAINDER, help="-- and the program with its arguments")
+    return parser
 
-    return run(as_json=chosen.json)
+
+def _run(chosen: argparse.Namespace) -> int:
+    # Each imports only what it needs: `doctor` imports torch, the others do without.
+    if chosen.command == "doctor":
+        from neuron_sim import doctor
+
+        return doctor.run(as_json=chosen.json)
+    if chosen.command == "rules":
+        from neuron_sim import rules_command
+
+        return rules_command.run(chosen.profile, as_json=chosen.json)
+    if chosen.command == "cache":
+        from neuron_sim import cache_command
+
+        return cache_command.run(chosen.action, chosen.dir, as_json=chosen.json)
+    from neuron_sim.report import command
+
+    program = chosen.program[1:] if chosen.program[:1] == ["--"] else chosen.program
+    return command.run(program, chosen.instance, chosen.json, chosen.output, chosen.no_fallbacks)
 
 
 if __name__ == "__main__":

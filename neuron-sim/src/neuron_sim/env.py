@@ -73,6 +73,13 @@ def _name(text: str) -> str:
     return text
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError("negative, or without end")
+    return value
+
+
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "t": 10**12, "tb": 10**12}
 
@@ -147,24 +154,62 @@ LAUNCH_BLOCKING = Variable(
 COMPLEX_DECOMPOSE: Variable[bool | None] = Variable(
     "TORCH_NEURONX_COMPLEX_DECOMPOSE", _flag, None, _FLAG, "Decompose complex numbers. Unset: as the profile has it."
 )
+FALLBACK_ONLY_UNIMPLEMENTED: Variable[bool | None] = Variable(
+    "TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS", _flag, None, _FLAG,
+    "An operator that the device has and cannot run raises instead of running on the host. Unset: as the profile has it.",
+)  # fmt: skip
+DISABLE_FALLBACK: Variable[bool | None] = Variable(
+    "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", _flag, None, _FLAG, "The same, by its other name."
+)
+NEFF_CACHE_DIR = Variable(
+    "TORCH_NEURONX_NEFF_CACHE_DIR", str, "/tmp/neff_cache", "a folder", "Where compiled programs are kept."
+)
+NEFF_LOCAL_CACHE_DIR = Variable(
+    "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR", str, "/tmp/local_cache", "a folder", "Where the cache's lock files are."
+)
+NEFF_LOCK_TIMEOUT = Variable(
+    "TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT", _seconds, 1200.0, "seconds, 0 or more",
+    "How long to wait for another process that compiles the same.",
+)  # fmt: skip
+DISABLE_NEFF_CACHE = Variable(
+    "TORCH_NEURONX_DISABLE_NEFF_CACHE", _flag, False, _FLAG, "Keep nothing on disk."
+)  # fmt: skip
+NEFF_DISABLE_CACHE = Variable(
+    "TORCH_NEURONX_NEFF_DISABLE_CACHE", _flag, False, _FLAG, "The same, by its other name."
+)  # fmt: skip
+CC_FLAGS = Variable("NEURON_CC_FLAGS", str, "", "the compiler's flags", "Part of the cache's keys.")
+OPT_LEVEL = Variable("NEURON_COMPILER_OPT_LEVEL", str, "", "the compiler's level", "Part of the cache's keys.")
+NEURON_SIM_REPORT: Variable[str | None] = Variable(
+    "NEURON_SIM_REPORT", str, None, "a file, or a folder with a / at its end",
+    "Write a report at the end: into the file (ranks but the first beside it), or one file a process into the folder.",
+)  # fmt: skip
+
+# What a profile's rules depend on.
+RULE_SETTINGS = (FALLBACK_ONLY_UNIMPLEMENTED, DISABLE_FALLBACK, COMPLEX_DECOMPOSE)
 
 ALL: tuple[Variable[Any], ...] = (
     NEURON_SIM, NEURON_SIM_INSTANCE, NEURON_SIM_PROFILE, NEURON_SIM_MEMORY, NEURON_SIM_STRICT,
     NEURON_SIM_MACHINE, NEURON_SIM_CHECK_COLLECTIVES,
-    VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG, LAUNCH_BLOCKING, COMPLEX_DECOMPOSE,
+    VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG, LAUNCH_BLOCKING, *RULE_SETTINGS,
+    NEFF_CACHE_DIR, NEFF_LOCAL_CACHE_DIR, NEFF_LOCK_TIMEOUT, DISABLE_NEFF_CACHE, NEFF_DISABLE_CACHE, CC_FLAGS, OPT_LEVEL,
+    NEURON_SIM_REPORT,
+)  # fmt: skip
+# What makes sense only together with the data on instances and profiles, which take time to load.
+_OF_THE_MACHINE = (
+    NEURON_SIM_INSTANCE, NEURON_SIM_PROFILE, NEURON_SIM_MEMORY, VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG,
 )  # fmt: skip
 
 
 def problem() -> str | None:
     """What is wrong with the environment, in one sentence, or None. Looks further only where something is set."""
-    if not any(variable.is_set() for variable in ALL):
-        return None
-    from neuron_sim.profiles import profile
-    from neuron_sim.runtime import read_machine
-
     try:
         for variable in ALL:
             variable.read()
+        if not any(variable.is_set() for variable in _OF_THE_MACHINE):
+            return None
+        from neuron_sim.profiles import profile
+        from neuron_sim.runtime import read_machine
+
         read_machine()
         profile(NEURON_SIM_PROFILE.read())
     except ConfigurationError as error:

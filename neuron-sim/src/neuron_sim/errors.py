@@ -11,7 +11,16 @@ class ConfigurationError(NeuronSimError, ValueError):
 
 
 class NeuronRuleError(NeuronSimError):
-    """The rulebook refuses an operation. Carries the real device's words, then the line and what to do about it."""
+    """The rulebook refuses an operation. Carries the real device's words, then the line and what to do about it.
+
+    `rule` is the name of the rule.
+    """
+
+    rule = ""
+
+
+class NeuronRuleTypeError(NeuronRuleError, TypeError):
+    """The same, where the real device raises a TypeError."""
 
 
 class NeuronSimWarning(UserWarning):

@@ -1,4 +1,9 @@
-"""Whose line it was: the innermost frame of Python that is not PyTorch's or neuron-sim's own."""
+"""Whose line it was: the innermost frame that is the user's, and the innermost of a library that it called.
+
+PyTorch's frames and neuron-sim's own are passed over. What is installed (in site-packages or dist-packages) and
+Python's own library are not the user's: of them, only the innermost is kept, because a line inside diffusers says which
+layer it was.
+"""
 
 import os
 import sys
@@ -9,17 +14,23 @@ from types import FrameType
 
 @dataclass(frozen=True)
 class Location:
-    """A line of the user's program. Outside of any (a thread of autograd's, say) the file is "<no Python frame>"."""
+    """A line of the user's program. Outside of any (a thread of autograd's, say) the file is "<no Python frame>".
+
+    `via` is the line of a library that the user's line led to, as "diffusers/models/embeddings.py:80", or empty.
+    """
 
     file: str
     line: int
     module: str
+    via: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" + (f" (in {self.via})" if self.via else "")
 
 
 NOWHERE = Location("<no Python frame>", 0, "")
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
 @cache
@@ -35,12 +46,28 @@ def _is_own(file: str) -> bool:
     return file.startswith(("<frozen", *_own_folders())) or os.path.basename(file) == "typing_extensions.py"
 
 
+@cache
+def _library_path(file: str) -> str:
+    """The path below site-packages or Python's own library; empty for a user's file."""
+    for folder in (*_INSTALLED, _PYTHON):
+        if folder in file:
+            return file.rpartition(folder)[2]
+    return ""
+
+
 def user_location() -> Location:
-    """The innermost line of the calling thread outside PyTorch and neuron-sim."""
+    """The user's innermost line in the calling thread; a library's, where no frame is the user's."""
     frame: FrameType | None = sys._getframe(1)
+    innermost: Location | None = None
+    via = ""
     while frame is not None:
         file = frame.f_code.co_filename
         if not _is_own(file):
-            return Location(file, frame.f_lineno, frame.f_globals.get("__name__", ""))
+            where = _library_path(file)
+            if not where:
+                return Location(file, frame.f_lineno, frame.f_globals.get("__name__", ""), via)
+            if innermost is None:
+                via = f"{where}:{frame.f_lineno}"
+                innermost = Location(file, frame.f_lineno, frame.f_globals.get("__name__", ""))
         frame = frame.f_back
-    return NOWHERE
+    return innermost or NOWHERE

@@ -1,22 +1,28 @@
-"""The rulebook at work: what the core reports, told or raised as the profile and the strictness have it.
+"""The rulebook at work: what the core reports, told or raised as the profile, the settings and the strictness have it.
 
 Strictness (NEURON_SIM_STRICT):
 
 - `warn`, the default: as the real device. What it refuses raises in its words; what it does silently (a conversion, an
   operator on the host) is done and told, once for each line.
-- `raise`: what the real device does silently is an error too.
+- `raise`: what changes a result silently is an error too. An operator that runs on the host gives the same result and
+  stays told; `neuron-sim report --no-fallbacks` gates on those.
 - `off`: no rules. float64 stays float64. Only what no device can do, such as mixing devices, still raises.
 """
 
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neuron_sim import env
-from neuron_sim.errors import NeuronRuleError, NeuronRuleWarning
+from neuron_sim import env, signatures
+from neuron_sim.errors import NeuronRuleError, NeuronRuleTypeError, NeuronRuleWarning
 from neuron_sim.location import Location, user_location
-from neuron_sim.profiles import Profile, RuleText, profile
+from neuron_sim.profiles import Action, Profile, profile
+
+ERRORS: dict[str, type[NeuronRuleError]] = {"RuntimeError": NeuronRuleError, "TypeError": NeuronRuleTypeError}
+# Asked of a call's description, the first time it is seen, and not by the core.
+BY_SIGNATURE = ("untested",)
 
 
 @dataclass(frozen=True)
@@ -29,48 +35,69 @@ class Event:
 
 
 class Rulebook:
-    """One profile at one strictness, and what it saw."""
+    """One profile under settings at one strictness, and what it saw.
 
-    def __init__(self, rules: Profile, strictness: str, decomposes_complex: bool | None = None) -> None:
+    `settings` are the backend's environment variables that the rules depend on, over the profile's defaults.
+    """
+
+    def __init__(self, rules: Profile, strictness: str, settings: Mapping[str, bool] | None = None) -> None:
         self.profile = rules
         self.strictness = strictness
-        self._decomposes_complex = decomposes_complex
+        self.settings = rules.settings | dict(settings or {})
+        self.actions: dict[str, Action] = {
+            name: rule.effective(self.settings, strictness) for name, rule in rules.rules.items()
+        }
         self._lock = threading.Lock()
         self.events: Counter[Event] = Counter()
+        self.details: dict[Event, str] = {}
 
     @classmethod
     def from_environment(cls) -> "Rulebook":
         """The rulebook that the environment asks for. Raises `ConfigurationError` when it is malformed."""
-        return cls(profile(env.NEURON_SIM_PROFILE.read()), env.NEURON_SIM_STRICT.read(), env.COMPLEX_DECOMPOSE.read())
+        settings = {variable.name: variable.read() for variable in env.RULE_SETTINGS}
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        return cls(profile(env.NEURON_SIM_PROFILE.read()), env.NEURON_SIM_STRICT.read(), chosen)
 
-    def watches(self) -> tuple[bool, bool, bool]:
-        """Whether the core must watch for float64, for complex numbers, and for operators that fall back."""
+    def watches(self) -> list[str]:
+        """The rules that the core must report."""
         if self.strictness == "off":
-            return False, False, False
-        refuses_complex = self.profile.rules["complex"].action == "refuse"
-        if self._decomposes_complex is not None and self.profile.rules["complex"].action == "allow":
-            refuses_complex = not self._decomposes_complex
-        return self.profile.rules["float64"].action == "convert", refuses_complex, True
+            return []
+        return [name for name, action in self.actions.items() if action != "allow" and name not in BY_SIGNATURE]
 
-    def classify(self, op: str) -> tuple[bool, bool]:
-        """Whether an operator may take tensors of the host beside the device's, and whether it falls back."""
-        return self.profile.rules["mixed_devices"].exempts(op), self.profile.rules["fallback"].is_about(op)
+    def classify(self, op: str) -> tuple[bool, bool, bool]:
+        """Whether an operator may take tensors of the host beside the device's, falls back, has a static shape."""
+        rules = self.profile.rules
+        return rules["mixed_devices"].exempts(op), rules["fallback"].is_about(op), rules["dynamic_shape"].exempts(op)
+
+    def look_at(self, op: str, signature: str) -> None:
+        """The rules that a call's description decides, before a call runs that was not seen yet. Raises as `apply`."""
+        if self.strictness == "off":
+            return
+        for case in self.profile.rules["untested"].cases:
+            if case.op == op and signatures.matches(signature, case):
+                self.apply("untested", op, case.detail)
+        if self.profile.rules["int64"].is_about(op) and (number := signatures.number_beyond_int32(signature)):
+            self.apply("int64", op, number)
 
     def apply(self, rule: str, op: str, detail: str) -> None:
         """A rule applies to an operator. Raises `NeuronRuleError` when it refuses, warns once a line when it tells."""
-        text = self.profile.rules[rule]
         event = Event(rule, op, user_location())
+        message = self._explain(event, detail)
         with self._lock:
             self.events[event] += 1
             is_first = self.events[event] == 1
-        message = self._explain(text, event, detail)
-        if text.action in ("refuse", "allow") or self.strictness == "raise":
-            raise NeuronRuleError(message)
+            self.details.setdefault(event, message)
+        # The core reports rules that are allowed or off only where there is no other way (mixed devices).
+        if self.actions[rule] in ("refuse", "allow"):
+            error = ERRORS[self.profile.rules[rule].error](message)
+            error.rule = rule
+            raise error
         if is_first and self.strictness != "off":
             where = event.where
             warnings.warn_explicit(message, NeuronRuleWarning, where.file, where.line, where.module or None)
 
-    def _explain(self, text: RuleText, event: Event, detail: str) -> str:
+    def _explain(self, event: Event, detail: str) -> str:
+        text = self.profile.rules[event.rule]
         words = text.message.format(op=event.op, detail=detail)
         return f"{words} [{event.op} at {event.where}; rule {text.name} of profile {self.profile.name}; {text.advice}]"
 
@@ -92,5 +119,6 @@ def use(rulebook: Rulebook) -> Rulebook | None:
     from neuron_sim import _core
 
     previous, _current = _current, rulebook
-    _core.watch(*rulebook.watches())
+    _core.watch(rulebook.watches())
+    _core.forget_signatures()
     return previous

@@ -10,7 +10,7 @@ def register_device() -> None:
     """Register the `neuron` device. Once a process, because PrivateUse1 can be renamed only once."""
     import neuron_sim.device
 
-    _core.connect(_start, _would_count, _on_event, _classify)
+    _core.connect(_start, _would_count, _on_event, _classify, _before_compile, _compiled, _on_sync)
     rename_privateuse1_backend("neuron")
     _core.register_device()
     torch._register_device_module("neuron", neuron_sim.device)  # type: ignore[no-untyped-call]
@@ -51,7 +51,25 @@ def _on_event(rule: str, op: str, detail: str) -> None:
     policy.current().apply(rule, op, detail)
 
 
-def _classify(op: str) -> tuple[bool, bool]:
+def _classify(op: str) -> tuple[bool, bool, bool]:
     from neuron_sim import policy
 
     return policy.current().classify(op)
+
+
+def _before_compile(op: str, signature: str) -> None:
+    from neuron_sim import policy
+
+    policy.current().look_at(op, signature)
+
+
+def _compiled(op: str, signature: str) -> None:
+    from neuron_sim import opcache
+
+    opcache.current().compiled(op, signature)
+
+
+def _on_sync(kind: str) -> None:
+    from neuron_sim import counting
+
+    counting.located(kind)

@@ -77,9 +77,17 @@ def start() -> None:
         rules = policy.current()
         if env.VISIBLE_CORES.is_set() and not claims.assigned:
             claims.claim(found.cores)
+        if env.NEURON_SIM_REPORT.is_set():
+            from neuron_sim.report import destination
+
+            destination.check()
         _machine = found
         _core.configure([found.bytes_per_core] * len(found.cores))
-        _core.watch(*rules.watches())
+        _core.watch(rules.watches())
+        if env.NEURON_SIM_REPORT.is_set():
+            from neuron_sim.report import recorder
+
+            recorder.begin()
         if _pending_seed is not None:
             seed, _pending_seed = _pending_seed, None
             seed_all(seed)

@@ -2,12 +2,15 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
 #include "backend.h"
 #include "counters.h"
 #include "fallback.h"
 #include "generator.h"
 #include "hooks.h"
 #include "memory.h"
+#include "opcache.h"
 #include "opfacts.h"
 #include "policy.h"
 #include "relabel.h"
@@ -25,12 +28,17 @@ struct Callbacks {
   PyObject* count = nullptr;
   PyObject* event = nullptr;
   PyObject* classify = nullptr;
+  PyObject* before_compile = nullptr;
+  PyObject* compiled = nullptr;
+  PyObject* sync = nullptr;
 };
 Callbacks g_callbacks;
 
-constexpr std::array<const char*, 4> kRuleNames{"float64", "complex", "mixed_devices", "fallback"};
+constexpr std::array<const char*, static_cast<size_t>(Rule::kRules)> kRuleNames{
+    "float64", "complex", "mixed_devices", "fallback", "float64_out", "dynamic_shape", "memory_format", "int64",
+    "cast64", "generator"};
 constexpr std::array<const char*, static_cast<size_t>(Sync::kKinds)> kSyncNames{
-    "item", "copy_to_host", "dynamic_shape", "device", "stream", "event"};
+    "item", "copy_to_host", "dynamic_shape", "cast64", "device", "stream", "event"};
 
 [[noreturn]] void throw_python_error() {
   python_error error;
@@ -74,30 +82,75 @@ OpClass classify(const std::string& op) {
   if (!result) {
     throw_python_error();
   }
-  const auto [mixes, falls_back] = result.cast<std::pair<bool, bool>>();
-  return {mixes, falls_back};
+  const auto [mixes, falls_back, static_shape] = result.cast<std::tuple<bool, bool, bool>>();
+  return {mixes, falls_back, static_shape};
 }
 
-void connect(py::object start_fn, py::object count_fn, py::object event_fn, py::object classify_fn) {
-  g_callbacks = {
-      start_fn.release().ptr(), count_fn.release().ptr(), event_fn.release().ptr(), classify_fn.release().ptr()};
+void tell_signature(PyObject* callback, const std::string& op, const std::string& signature) {
+  const py::gil_scoped_acquire gil;
+  // Strings of a program (a reduction's name, say) may hold any bytes.
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallFunction(
+      callback, "sN", op.c_str(),
+      PyUnicode_DecodeUTF8(signature.data(), static_cast<Py_ssize_t>(signature.size()), "backslashreplace")));
+  if (!result) {
+    throw_python_error();
+  }
+}
+
+void tell_before(const std::string& op, const std::string& signature) {
+  tell_signature(g_callbacks.before_compile, op, signature);
+}
+
+void tell_compiled(const std::string& op, const std::string& signature) {
+  tell_signature(g_callbacks.compiled, op, signature);
+}
+
+void tell_sync(Sync kind) noexcept {
+  if (Py_IsInitialized() == 0) {
+    return;
+  }
+  const py::gil_scoped_acquire gil;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  auto* result = PyObject_CallFunction(g_callbacks.sync, "s", kSyncNames[static_cast<size_t>(kind)]);
+  if (result == nullptr) {
+    PyErr_WriteUnraisable(g_callbacks.sync);
+  }
+  Py_XDECREF(result);
+  PyErr_Restore(type, value, trace);
+}
+
+void connect(
+    py::object start_fn, py::object count_fn, py::object event_fn, py::object classify_fn, py::object before_fn,
+    py::object compiled_fn, py::object sync_fn) {
+  g_callbacks = {start_fn.release().ptr(),    count_fn.release().ptr(),  event_fn.release().ptr(),
+                 classify_fn.release().ptr(), before_fn.release().ptr(), compiled_fn.release().ptr(),
+                 sync_fn.release().ptr()};
   set_callbacks(&start, &would_count);
   set_policy_callbacks(&event, &classify);
+  set_signature_callbacks(&tell_before, &tell_compiled);
 }
 
-void watch(bool float64, bool complex, bool fallbacks) {
+// The rules named are reported from now on.
+void watch(const std::vector<std::string>& names) {
+  uint32_t rules = 0;
+  for (const auto& name : names) {
+    const auto* found = std::find(kRuleNames.begin(), kRuleNames.end(), name);
+    TORCH_CHECK_VALUE(found != kRuleNames.end(), "the core knows no rule ", name);
+    rules |= uint32_t{1} << static_cast<unsigned>(found - kRuleNames.begin());
+  }
+  const auto has = [rules](Rule rule) { return (rules >> static_cast<unsigned>(rule) & 1U) != 0; };
   uint64_t dtypes = 0;
   const auto bit = [](c10::ScalarType type) { return uint64_t{1} << static_cast<unsigned>(type); };
-  if (float64) {
+  if (has(Rule::kFloat64)) {
     dtypes |= bit(c10::ScalarType::Double);
   }
-  if (complex) {
+  if (has(Rule::kComplex)) {
     dtypes |= bit(c10::ScalarType::ComplexHalf) | bit(c10::ScalarType::ComplexFloat) |
         bit(c10::ScalarType::ComplexDouble);
   }
-  g_watch.convert_float64.store(float64);
+  g_watch.rules.store(rules);
   g_watch.dtypes.store(dtypes);
-  g_watch.fallbacks.store(fallbacks);
   classify_again();
 }
 
@@ -122,7 +175,15 @@ py::list op_counts() {
   py::list out;
   for (const auto* facts : all_facts()) {
     if (const auto calls = facts->calls.load(); calls > 0) {
-      out.append(py::make_tuple(facts->name, calls, facts->falls_back.load()));
+      py::dict one;
+      one["name"] = facts->name;
+      one["calls"] = calls;
+      one["falls_back"] = facts->falls_back.load();
+      one["compiles"] = facts->compiles.load();
+      one["signatures"] = facts->signatures.load();
+      one["collective"] = facts->collective;
+      one["bytes"] = facts->bytes.load();
+      out.append(one);
     }
   }
   return out;
@@ -163,6 +224,8 @@ c10::intrusive_ptr<c10d::Backend> make_watched_backend(c10::intrusive_ptr<c10d::
 void reset_counts() {
   for (auto* facts : all_facts()) {
     facts->calls.store(0);
+    facts->signatures.store(0);
+    facts->bytes.store(0);
   }
   for (auto& count : g_syncs) {
     count.store(0);
@@ -202,6 +265,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("sync_counts", &sync_counts);
   m.def("reset_counts", &reset_counts);
   m.def("make_backend", &make_watched_backend);
+  m.def("forget_signatures", &forget_signatures);
+  m.def("locate_syncs", [](bool on) { g_sync_listener.store(on ? &tell_sync : nullptr); });
   m.def("thread_states", &thread_states);
   m.def("to_host_view", &to_host_view);
   m.def("to_device", &to_device);

@@ -11,6 +11,8 @@
 #include <c10/core/TensorOptions.h>
 #include <torch/library.h>
 
+#include <sstream>
+
 #include "memory.h"
 #include "opfacts.h"
 #include "policy.h"
@@ -35,11 +37,22 @@ void check_layout(std::optional<c10::Layout> layout) {
       c10::layout_or_default(layout) == c10::kStrided, "the neuron device has strided tensors only, not ", *layout);
 }
 
+void check_format(std::optional<c10::MemoryFormat> format, const char* op) {
+  if (C10_UNLIKELY(
+          format.has_value() && *format != c10::MemoryFormat::Contiguous && *format != c10::MemoryFormat::Preserve) &&
+      is_on(Rule::kMemoryFormat)) {
+    std::ostringstream name;
+    name << *format;
+    report(Rule::kMemoryFormat, op, name.str());
+  }
+}
+
 at::Tensor empty(
     c10::SymIntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
     std::optional<c10::Device> device, std::optional<bool> /*pin_memory*/, std::optional<c10::MemoryFormat> format) {
   NEURON_SIM_COUNT("aten::empty", "memory_format");
   check_layout(layout);
+  check_format(format, "aten::empty");
   const auto type = checked_dtype(dtype, "aten::empty");
   const c10::DeviceGuard guard(c10::device_or_default(device));
   return at::detail::empty_generic(
@@ -102,6 +115,7 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef size, c10::
 const at::Tensor& resize_(
     const at::Tensor& self, c10::SymIntArrayRef size, std::optional<c10::MemoryFormat> format) {
   NEURON_SIM_COUNT("aten::resize_", "");
+  check_format(format, "aten::resize_");
   const c10::DeviceGuard guard(self.device());
   return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), format);
 }

@@ -7,6 +7,7 @@
 
 #include "counters.h"
 #include "generator.h"
+#include "opcache.h"
 #include "policy.h"
 #include "relabel.h"
 
@@ -22,11 +23,18 @@ class Call {
 
   void run() {
     facts_.calls.fetch_add(1, std::memory_order_relaxed);
-    if (const auto observe = g_observer.load(std::memory_order_relaxed); C10_UNLIKELY(observe != nullptr)) {
-      observe(op_, facts_, *stack_);
-    }
     take_arguments();
     check();
+    // Once the rules let it pass, and recorded only once it has run: an operator that fails compiles nothing.
+    uint64_t unseen = 0;
+    std::string signature;
+    if (facts_.compiles.load(std::memory_order_relaxed)) {
+      unseen = unseen_signature(facts_, *stack_, arguments_);
+      if (C10_UNLIKELY(unseen != 0)) {
+        signature = describe_call(op_, facts_, *stack_);
+        before_compile(facts_, signature);
+      }
+    }
     {
       // Below autograd already: the host's tensors must not grow histories or view chains of their own.
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -36,6 +44,9 @@ class Call {
       follow_written();
     }
     give_results();
+    if (C10_UNLIKELY(unseen != 0)) {
+      record_compile(facts_, unseen, signature);
+    }
   }
 
  private:
@@ -157,6 +168,9 @@ class Call {
   }
 
   void check() {
+    if (C10_UNLIKELY(!facts_.written.empty()) && is_on(Rule::kFloat64Out)) {
+      check_written();
+    }
     if (C10_UNLIKELY(host_argument_ >= 0 && !relabelled_.empty() && !facts_.mixes_devices)) {
       const auto where = std::to_string(host_argument_);
       report(Rule::kMixedDevices, facts_.name, where);
@@ -164,14 +178,65 @@ class Call {
           false, "Expected all tensors to be on the same device, but argument ", where, " of ", facts_.name,
           " is on cpu beside tensors on neuron:", static_cast<int>(core_));
     }
-    if (C10_UNLIKELY(facts_.falls_back) && g_watch.fallbacks.load(std::memory_order_relaxed)) {
+    if (C10_UNLIKELY(facts_.falls_back) && is_on(Rule::kFallback)) {
       report(Rule::kFallback, facts_.name, "");
     }
-    if (C10_UNLIKELY(facts_.dynamic_shape)) {
+    if (C10_UNLIKELY(facts_.collective)) {
+      count_bytes();
+    } else if (C10_UNLIKELY(facts_.dynamic_shape) && is_dynamic()) {
       count_sync(Sync::kDynamicShape);
+      if (is_on(Rule::kDynamicShape) && !facts_.static_shape.load(std::memory_order_relaxed)) {
+        report(Rule::kDynamicShape, facts_.name, "");
+      }
     } else if (C10_UNLIKELY(facts_.to_scalar)) {
       count_sync(Sync::kItem);
     }
+  }
+
+  const c10::IValue& argument(int16_t index) const {
+    return (*stack_)[stack_->size() - arguments_ + static_cast<size_t>(index)];
+  }
+
+  // Converting is for results; what the caller provides to be written to cannot be converted.
+  void check_written() {
+    for (const auto index : facts_.written) {
+      const auto& value = argument(index);
+      if (value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == c10::ScalarType::Double) {
+        report(Rule::kFloat64Out, facts_.name, std::to_string(index));
+      }
+    }
+  }
+
+  // Whether this very call's result has a shape that depends on values, as its operator's may.
+  bool is_dynamic() const {
+    if (facts_.output_size >= 0) {
+      return argument(facts_.output_size).isNone();
+    }
+    if (!facts_.masks) {
+      return true;
+    }
+    for (const auto& index : argument(1).toListRef()) {
+      if (index.isTensor() && index.toTensor().defined()) {
+        const auto dtype = index.toTensor().scalar_type();
+        if (dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  // A collective moves as much as its larger side: the gathered result, the input to be scattered.
+  void count_bytes() {
+    uint64_t largest = 0, bytes = 0;
+    int16_t argument = -1;
+    for (const auto& known : relabelled_) {
+      bytes = known.argument == argument ? bytes : 0;
+      argument = known.argument;
+      bytes += known.host.nbytes();
+      largest = std::max(largest, bytes);
+    }
+    facts_.bytes.fetch_add(largest, std::memory_order_relaxed);
   }
 
   // What the operator resized or restrided on the host has the same storage, shape and strides on the device.

@@ -6,6 +6,7 @@
 #include "generator.h"
 #include "memory.h"
 #include "pinned.h"
+#include "policy.h"
 #include "runtime.h"
 
 namespace neuron_sim {
@@ -68,6 +69,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Generator getNewGenerator(c10::DeviceIndex core) const override {
     if (core >= 0) {
       check_core(core);
+    }
+    ensure_ready();
+    if (is_on(Rule::kGenerator)) {
+      report(Rule::kGenerator, "torch.Generator", "");
     }
     return new_generator(core);
   }

@@ -37,6 +37,10 @@ void classify(OpFacts& facts) {
   const auto answer = classify_op(facts.name);
   facts.mixes_devices = facts.collective || answer.mixes_devices;
   facts.falls_back = answer.falls_back;
+  facts.static_shape = answer.static_shape;
+  // Copies count as themselves only where they cast (copy.cpp).
+  facts.compiles = !(facts.falls_back || facts.collective || facts.is_view || facts.to_scalar) &&
+      facts.name != "aten::_copy_from";
 }
 
 std::unique_ptr<OpFacts> work_out(const c10::OperatorHandle& op) {
@@ -45,6 +49,7 @@ std::unique_ptr<OpFacts> work_out(const c10::OperatorHandle& op) {
   facts->name = schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
   facts->collective = schema.name().rfind("c10d::", 0) == 0;
   facts->dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
+  facts->masks = schema.name() == "aten::index" || schema.name() == "aten::_unsafe_index";
   facts->to_scalar = schema.name() == "aten::_local_scalar_dense" || schema.name() == "aten::equal";
   const auto& arguments = schema.arguments();
   for (size_t i = 0; i < arguments.size(); i++) {
@@ -54,11 +59,14 @@ std::unique_ptr<OpFacts> work_out(const c10::OperatorHandle& op) {
     }
     if (arguments[i].name() == "generator") {
       facts->generator = static_cast<int16_t>(i);
+    } else if (arguments[i].name() == "output_size" && facts->dynamic_shape) {
+      facts->output_size = static_cast<int16_t>(i);
     }
   }
   for (const auto& result : schema.returns()) {
     int16_t argument = -1;
     const auto* alias = result.alias_info();
+    facts->is_view = facts->is_view || (alias != nullptr && !alias->isWrite());
     if (alias != nullptr && alias->isWrite()) {
       for (const auto written : facts->written) {
         if (shares_alias(*alias, *arguments[static_cast<size_t>(written)].alias_info())) {

@@ -18,10 +18,17 @@ struct OpFacts {
   bool collective = false;                   // c10d's operators: they take process groups and mix devices
   bool dynamic_shape = false;                // the result's shape depends on values: the host must wait
   bool to_scalar = false;                    // the result is a number on the host: the host must wait
+  bool is_view = false;                      // a result shares memory with an argument that is not written
+  bool masks = false;                        // indexing: its shape depends on values only where an index is a mask
+  int16_t output_size = -1;                  // the argument that makes a dynamic shape static when it is given, or -1
   // From the profile, by classify():
   std::atomic<bool> mixes_devices{false};    // takes tensors of the host beside the device's
   std::atomic<bool> falls_back{false};       // the real device has no kernel for it
+  std::atomic<bool> static_shape{false};     // static on the device, whatever PyTorch's tag says
+  std::atomic<bool> compiles{false};         // the real device compiles a program for it
   std::atomic<uint64_t> calls{0};
+  std::atomic<uint64_t> signatures{0};       // distinct shapes, dtypes and static arguments seen
+  std::atomic<uint64_t> bytes{0};            // collectives: bytes of the larger side
 };
 
 // The facts of an operator. The reference stays valid for the life of the process.

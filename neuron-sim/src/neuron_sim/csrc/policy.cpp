@@ -5,7 +5,6 @@
 namespace neuron_sim {
 
 Watch g_watch;
-std::atomic<Observer> g_observer{nullptr};
 
 namespace {
 
@@ -25,7 +24,7 @@ void report(Rule rule, const std::string& op, const std::string& detail) {
 }
 
 OpClass classify_op(const std::string& op) {
-  return g_classify != nullptr ? g_classify(op) : OpClass{false, false};
+  return g_classify != nullptr ? g_classify(op) : OpClass{false, false, false};
 }
 
 c10::ScalarType allowed_dtype_slow(c10::ScalarType dtype, const std::string& op) {
@@ -33,7 +32,7 @@ c10::ScalarType allowed_dtype_slow(c10::ScalarType dtype, const std::string& op)
     report(Rule::kComplex, op, c10::toString(dtype));
     return dtype;
   }
-  if (dtype == c10::ScalarType::Double && g_watch.convert_float64.load(std::memory_order_relaxed)) {
+  if (dtype == c10::ScalarType::Double && is_on(Rule::kFloat64)) {
     report(Rule::kFloat64, op, "");
     return c10::ScalarType::Float;
   }

@@ -15,22 +15,24 @@
 namespace neuron_sim {
 
 // The names are those of bindings.cpp's rule table and of the profiles' "rules".
-enum class Rule : uint8_t { kFloat64, kComplex, kMixedDevices, kFallback };
+enum class Rule : uint8_t {
+  kFloat64, kComplex, kMixedDevices, kFallback, kFloat64Out, kDynamicShape, kMemoryFormat, kInt64, kCast64, kGenerator,
+  kRules
+};
 
 struct OpClass {
-  bool mixes_devices, falls_back;
+  bool mixes_devices, falls_back, static_shape;
 };
 
 struct Watch {
-  std::atomic<uint64_t> dtypes{0};      // a bit for each scalar type that no tensor of the device may have
-  std::atomic<bool> convert_float64{false};
-  std::atomic<bool> fallbacks{false};   // report operators without a kernel on the real device
+  std::atomic<uint64_t> dtypes{0};  // a bit for each scalar type that no tensor of the device may have
+  std::atomic<uint32_t> rules{0};   // a bit for each rule that is to be reported
 };
 extern Watch g_watch;
 
-// Called with every operator before it runs, when set: the seam for caches and recorders.
-using Observer = void (*)(const c10::OperatorHandle&, OpFacts&, const torch::jit::Stack&);
-extern std::atomic<Observer> g_observer;
+inline bool is_on(Rule rule) {
+  return (g_watch.rules.load(std::memory_order_relaxed) >> static_cast<unsigned>(rule) & 1U) != 0;
+}
 
 using EventFn = void (*)(Rule, const std::string& op, const std::string& detail);
 using ClassifyFn = OpClass (*)(const std::string& op);

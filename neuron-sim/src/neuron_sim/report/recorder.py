@@ -1,0 +1,185 @@
+"""Collects in the program's process, and writes at its end, also when it ends by an exception or by SIGTERM."""
+
+import atexit
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from neuron_sim.errors import ConfigurationError, NeuronRuleError
+from neuron_sim.location import Location
+from neuron_sim.report import destination
+
+FORMAT = "neuron-sim report 1"
+OUT_OF_MEMORY = "NRT allocation failed"
+
+_started: float | None = None
+_pid = 0
+_ended: dict[str, Any] = {"how": "finished"}
+
+
+def begin() -> None:
+    """Start to collect. Called when the device is first used, after `destination.check`. Idempotent."""
+    global _started, _pid
+    if _started is not None:
+        return
+    from neuron_sim import counting
+
+    _started, _pid = time.time(), os.getpid()
+    counting.locate_syncs(True)
+    atexit.register(write)
+    _watch_exceptions()
+    _watch_termination()
+
+
+def _watch_exceptions() -> None:
+    original = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _ended.update(
+            how="exception", type=kind.__name__, message=_first_lines(str(error)), refusal=refusal_behind(error)
+        )
+        original(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def refusal_behind(error: BaseException) -> str | None:
+    """The device's refusal that an exception is or was raised because of, or None for the program's own failure."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        if isinstance(at, NeuronRuleError | ConfigurationError) or str(at).startswith(OUT_OF_MEMORY):
+            return _first_lines(str(at))
+        seen.add(id(at))
+        at = at.__cause__ or at.__context__
+    return None
+
+
+def _first_lines(message: str) -> str:
+    return message[:2000]
+
+
+def _watch_termination() -> None:
+    # torchrun ends the ranks beside one that failed in this way. A handler of the program's own is left alone.
+    import threading
+
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_termination)
+
+
+def _on_termination(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  a signal handler's signature
+    if os.getpid() == _pid:
+        _ended.update(how="signal", signal=signal.Signals(number).name)
+        write()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def write() -> None:
+    """Write the report, whole or not at all. What goes wrong is told on stderr: a program's end is no place to raise."""
+    if os.getpid() != _pid:
+        return  # a child that was forked: the device is its parent's
+    file = destination.path()
+    if file is None:
+        return
+    try:
+        save(file, json.dumps(collect(), indent=2) + "\n")
+    except OSError as error:
+        print(f"neuron-sim: the report could not be written to {file}: {error}", file=sys.stderr)
+
+
+def save(file: Path, text: str) -> None:
+    """Write a file under another name and rename it. May raise OSError."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        unfinished.write_text(text, "utf-8")
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def collect() -> dict[str, Any]:
+    """What this process did on the device until now, as data for JSON."""
+    import torch
+
+    import neuron_sim
+    from neuron_sim import counting, opcache, policy, runtime
+
+    machine, book, counts, cache = runtime.machine(), policy.current(), counting.counts(), opcache.current()
+    return {
+        "format": FORMAT,
+        "versions": {"neuron-sim": neuron_sim.__version__, "torch": torch.__version__},
+        "profile": book.profile.name,
+        "strictness": book.strictness,
+        "settings": book.settings,
+        "instance": machine.instance.name,
+        "process": {
+            "pid": os.getpid(),
+            "rank": int(rank) if (rank := os.environ.get("RANK", "")).isdigit() else None,
+            "seconds": round(time.time() - (_started or time.time()), 3),
+            "ended": dict(_ended),
+            "host_peak_bytes": _peak_of_host(),
+            "memory": _memory(machine.cores),
+        },
+        "operators": {"native": counts.executed, "fallen_back": counts.fallen_back},
+        "programs": {
+            "compiled": cache.compiles,
+            "disk_hits": cache.disk_hits,
+            "memory_hits": counts.cache_hits,
+            "rewritten": cache.rewritten,
+            "disk": str(cache.disk.folder) if cache.disk else None,
+            "by_operator": counts.compiled,
+        },
+        "rules": [
+            {
+                "rule": event.rule,
+                "action": book.actions[event.rule],
+                "op": event.op,
+                **_place(event.where),
+                "count": count,
+                "message": book.details[event],
+            }
+            for event, count in book.events.most_common()
+        ],
+        "host_syncs": {
+            "by_kind": {kind: count for kind, count in counts.host_syncs.items() if count},
+            "by_line": [
+                {"kind": kind, **_place(where), "count": count}
+                for (kind, where), count in sorted(counting.sync_lines().items(), key=lambda item: -item[1])
+            ],
+        },
+        "collectives": {name: {"calls": calls, "bytes": size} for name, (calls, size) in counts.collectives.items()},
+    }
+
+
+def _place(where: Location) -> dict[str, Any]:
+    return {"file": where.file, "line": where.line, "via": where.via}
+
+
+def _memory(cores: tuple[int, ...]) -> list[dict[str, int]]:
+    from neuron_sim import _core
+
+    found = []
+    for index, core in enumerate(cores):
+        stats = _core.memory_stats(index)
+        if stats["allocated_blocks"] or stats["ooms"]:
+            found.append(
+                {
+                    "core": core,
+                    "peak_bytes": stats["peak_bytes"],
+                    "capacity_bytes": stats["capacity"],
+                    "out_of_memory": stats["ooms"],
+                }
+            )
+    return found
+
+
+def _peak_of_host() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
