@@ -33,6 +33,7 @@ def here(ahead: int = 0) -> str:
     assert frame.f_back is not None
     return f"{frame.f_back.f_code.co_filename}:{frame.f_back.f_lineno + ahead}"
 
+
 # `pytest --hypothesis-profile thorough` runs the thousand random programs.
 settings.register_profile("quick", max_examples=150, deadline=None)
 settings.register_profile("thorough", max_examples=1000, deadline=None)

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from conftest import settle
 from hypothesis import given
 from hypothesis import strategies as st
+
+from neuron_sim import policy
+from neuron_sim.profiles import profile
 
 CORE = 20
 DEVICE = torch.device("neuron", CORE)
@@ -136,6 +140,13 @@ def run(program: list[tuple[str, int, int, int]]) -> None:
         else:
             machine.free(a)
     machine.check()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _masks_index_on_the_host():
+    before = policy.use(policy.Rulebook(profile("beta-2.10"), "warn"))
+    yield
+    policy.use(before)
 
 
 @given(st.lists(step, max_size=25))

@@ -216,7 +216,7 @@ def test_int64_that_does_not_fit_into_32_bits(rules, profile):
     rules(profile)
     with pytest.warns(NeuronRuleWarning, match="int64 runs as int32 on neuron, and 2147483648 does not fit") as told:
         torch.tensor([1, 2**31]).to(D)
-        line = here(-1)
+    line = here(-1)
     assert f"at {line}; rule int64 of profile {profile}" in the_only(told)
     with pytest.warns(NeuronRuleWarning, match="-2147483649 does not fit"):
         torch.zeros(7, dtype=torch.int64, device=D).fill_(-(2**31) - 1)
@@ -245,7 +245,7 @@ def test_a_64_bit_cast_waits_for_the_host(rules, profile):
     x = torch.ones(3, device=D)
     with pytest.warns(NeuronRuleWarning, match="a cast from Float to Long goes through the host") as told:
         x.long()
-        line = here(-1)
+    line = here(-1)
     assert f"at {line}; rule cast64 of profile {profile}" in the_only(told)
     assert counts().host_syncs["cast64"] == 1
     with warnings.catch_warnings():
@@ -326,8 +326,8 @@ def test_shapes_that_only_look_dynamic(rules):
         lambda x: x.to(memory_format=torch.channels_last),
         lambda x: x.contiguous(memory_format=torch.channels_last),
         lambda x: x.clone(memory_format=torch.channels_last),
-        lambda x: torch.empty(1, 2, 3, 3, device=D, memory_format=torch.channels_last),
-        lambda x: torch.nn.Conv2d(2, 2, 1).to(D).to(memory_format=torch.channels_last),
+        lambda _: torch.empty(1, 2, 3, 3, device=D, memory_format=torch.channels_last),
+        lambda _: torch.nn.Conv2d(2, 2, 1).to(D).to(memory_format=torch.channels_last),
     ],
 )
 def test_memory_formats(rules, profile, call):
@@ -351,10 +351,10 @@ def test_a_generator_of_the_device(rules):
     rules("sdk-2.33")
     with pytest.warns(NeuronRuleWarning, match="is not available on neuron") as told:
         torch.Generator(device=D)
-        line = here(-1)
+    line = here(-1)
     assert f"at {line}; rule generator of profile sdk-2.33" in the_only(told)
     rules("sdk-2.33", "raise")
-    with pytest.raises(NeuronRuleError, match="torch.Generator"):
+    with pytest.raises(NeuronRuleError, match="is not available on neuron"):
         torch.Generator(device=D)
     book = rules("beta-2.10", "raise")
     torch.Generator(device=D)
@@ -369,7 +369,7 @@ def test_what_the_backend_does_not_test(rules, profile):
     x = torch.ones(1, 2, 5, 5, device=D)
     with pytest.warns(NeuronRuleWarning, match="aten::convolution with transposed=True has no test") as told:
         torch.nn.functional.conv_transpose2d(x, torch.ones(2, 1, 2, 2, device=D))
-        line = here(-1)
+    line = here(-1)
     assert f"at {line}; rule untested of profile {profile}" in the_only(told)
     with pytest.warns(NeuronRuleWarning, match="aten::convolution with three spatial dimensions"):
         torch.nn.functional.conv3d(x[None], torch.ones(1, 1, 1, 2, 2, device=D))
@@ -388,7 +388,7 @@ def test_a_line_inside_a_library_is_told_beside_the_users(rules, tmp_path, monke
     book = rules()
     with pytest.warns(NeuronRuleWarning) as told:
         somelib.deep(torch.arange(3, device=D))
-        line = here(-1)
+    line = here(-1)
     assert f"aten::roll at {line} (in somelib/__init__.py:2)" in the_only(told)
     (event,) = book.events
     assert event.where.via == "somelib/__init__.py:2"

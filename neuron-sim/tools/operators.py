@@ -1,12 +1,12 @@
 """Compares PyTorch's operator database on the device with the host, as a gate.
 
-    python tools/operators.py                 everything: both profiles strict, and no rules; writes operators.json and .md
+    python tools/operators.py            both profiles strict, and no rules; writes operators.json and operators.md
     python tools/operators.py --only 'norm' --configuration sdk-2.33:raise
 
-Needs `expecttest`. A configuration passes when nothing fails, crashes or hangs, when exactly the operators on the list of
-expected rejections (`expected_rejections.json`) are rejected, by the rules named there, and when as many operators as
-asked are equal throughout. Operators run in a process of their own, so that a crash is one more outcome. Exit code 1 when
-a configuration does not pass. --accept writes the list anew, to be reviewed.
+Needs `expecttest`. A configuration passes when nothing fails, crashes or hangs, when exactly the operators on the list
+of expected rejections (`expected_rejections.json`) are rejected, by the rules named there, and when as many operators
+as asked are equal throughout. Operators run in a process of their own, so that a crash is one more outcome. Exit code 1
+when a configuration does not pass. --accept writes the list anew, to be reviewed.
 """
 
 import argparse
@@ -82,7 +82,9 @@ def summary(outcomes: dict[str, dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def problems(configuration: str, outcomes: dict[str, dict[str, Any]], expected: dict[str, Any], whole: bool) -> list[str]:
+def problems(
+    configuration: str, outcomes: dict[str, dict[str, Any]], expected: dict[str, Any], whole: bool
+) -> list[str]:
     """What keeps a configuration from passing."""
     found = []
     listed = expected.get(configuration, {})
@@ -102,7 +104,10 @@ def problems(configuration: str, outcomes: dict[str, dict[str, Any]], expected: 
 def table(results: dict[str, Any]) -> str:
     """The counts in Markdown."""
     keys = list(next(iter(results.values()))["summary"])
-    lines = ["| Configuration | " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * (len(keys) + 1) + "|"]
+    lines = [
+        "| Configuration | " + " | ".join(key.replace("_", " ") for key in keys) + " |",
+        "|---" * (len(keys) + 1) + "|",
+    ]
     for configuration, found in results.items():
         lines.append(f"| {configuration} | " + " | ".join(f"{found['summary'][key]:,}" for key in keys) + " |")
     return "\n".join(lines)

@@ -1,7 +1,6 @@
 """The C++ core; see csrc/bindings.cpp."""
 
 from collections.abc import Callable
-
 from typing import TypedDict
 
 import torch

@@ -22,7 +22,7 @@ class Found:
 
 
 def run(action: str, folder: str | None, as_json: bool) -> int:
-    """Do it. Returns 1 when `verify` finds a bad file. Raises `ConfigurationError` where there is no folder to look at."""
+    """Do it. Returns 1 when `verify` finds a bad file. Raises `ConfigurationError` where there is no usable folder."""
     cache = NeffCache(Path(folder or env.NEFF_CACHE_DIR.read()), Path(env.NEFF_LOCAL_CACHE_DIR.read()), 0)
     if cache.folder.exists() and not cache.folder.is_dir():
         raise ConfigurationError(f"{cache.folder} ({env.NEFF_CACHE_DIR.name}) is no folder; name one that is")
@@ -72,7 +72,7 @@ def _stat(cache: NeffCache, as_json: bool) -> int:
         "kinds": dict(kinds),
     }
     if as_json:
-        print(json.dumps(summary | {"targets": {target: count for target, count in targets.items()}}, indent=2))
+        print(json.dumps(summary | {"targets": dict(targets)}, indent=2))
         return 0
     for name, value in summary.items():
         shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()) or "none" if name == "kinds" else value

@@ -156,7 +156,7 @@ COMPLEX_DECOMPOSE: Variable[bool | None] = Variable(
 )
 FALLBACK_ONLY_UNIMPLEMENTED: Variable[bool | None] = Variable(
     "TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS", _flag, None, _FLAG,
-    "An operator that the device has and cannot run raises instead of running on the host. Unset: as the profile has it.",
+    "An operator that the device has and cannot run raises, instead of running on the host. Unset: the profile's.",
 )  # fmt: skip
 DISABLE_FALLBACK: Variable[bool | None] = Variable(
     "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", _flag, None, _FLAG, "The same, by its other name."
@@ -181,7 +181,7 @@ CC_FLAGS = Variable("NEURON_CC_FLAGS", str, "", "the compiler's flags", "Part of
 OPT_LEVEL = Variable("NEURON_COMPILER_OPT_LEVEL", str, "", "the compiler's level", "Part of the cache's keys.")
 NEURON_SIM_REPORT: Variable[str | None] = Variable(
     "NEURON_SIM_REPORT", str, None, "a file, or a folder with a / at its end",
-    "Write a report at the end: into the file (ranks but the first beside it), or one file a process into the folder.",
+    "Write a report at the end: to the file (ranks but the first beside it), or one file a process into the folder.",
 )  # fmt: skip
 
 # What a profile's rules depend on.
@@ -191,8 +191,8 @@ ALL: tuple[Variable[Any], ...] = (
     NEURON_SIM, NEURON_SIM_INSTANCE, NEURON_SIM_PROFILE, NEURON_SIM_MEMORY, NEURON_SIM_STRICT,
     NEURON_SIM_MACHINE, NEURON_SIM_CHECK_COLLECTIVES,
     VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG, LAUNCH_BLOCKING, *RULE_SETTINGS,
-    NEFF_CACHE_DIR, NEFF_LOCAL_CACHE_DIR, NEFF_LOCK_TIMEOUT, DISABLE_NEFF_CACHE, NEFF_DISABLE_CACHE, CC_FLAGS, OPT_LEVEL,
-    NEURON_SIM_REPORT,
+    NEFF_CACHE_DIR, NEFF_LOCAL_CACHE_DIR, NEFF_LOCK_TIMEOUT, DISABLE_NEFF_CACHE, NEFF_DISABLE_CACHE, CC_FLAGS,
+    OPT_LEVEL, NEURON_SIM_REPORT,
 )  # fmt: skip
 # What makes sense only together with the data on instances and profiles, which take time to load.
 _OF_THE_MACHINE = (

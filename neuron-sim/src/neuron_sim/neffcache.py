@@ -160,4 +160,3 @@ def _parse(key: str, line: bytes, payload: bytes) -> Entry:
     if len(payload) != size or hashlib.sha256(payload).hexdigest() != digest:
         raise EntryError(f"it holds {len(payload)} bytes, not the {size} of its first line, or others")
     return Entry(purpose, payload)
-

@@ -48,12 +48,17 @@ class OpCache:
         self._told: set[str] = set()
         self.compiled_by_op: dict[str, int] = {}
         self.disk_hits = 0
-        self.rewritten = 0
+        self._spoilt: set[str] = set()
 
     @property
     def compiles(self) -> int:
         """How many programs were compiled in this process."""
         return sum(self.compiled_by_op.values())
+
+    @property
+    def rewritten(self) -> int:
+        """How many files of the cache were not what their names say."""
+        return len(self._spoilt)
 
     def compiled(self, op: str, signature: str) -> None:
         """A call ran whose program is not in memory: take it from the disk, or compile it and keep it."""
@@ -84,7 +89,8 @@ class OpCache:
             self._tell(
                 "disk",
                 f"the cache cannot be used and nothing more is kept: {error}; name folders that can be written in "
-                f"{env.NEFF_CACHE_DIR.name} and {env.NEFF_LOCAL_CACHE_DIR.name}, or set {env.DISABLE_NEFF_CACHE.name}=1",
+                f"{env.NEFF_CACHE_DIR.name} and {env.NEFF_LOCAL_CACHE_DIR.name}, or set "
+                f"{env.DISABLE_NEFF_CACHE.name}=1",
             )
         return False
 
@@ -92,7 +98,7 @@ class OpCache:
         try:
             return disk.read(entry.key) is not None
         except EntryError as error:
-            self.rewritten += 1
+            self._spoilt.add(entry.key)
             self._tell(
                 "entry",
                 f"a file of the cache is not what its name says and is written again: {disk.path(entry.key)}: {error}; "

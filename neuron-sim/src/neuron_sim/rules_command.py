@@ -49,7 +49,9 @@ def text(rules: Profile) -> str:
 
 
 def _example(rule: RuleText) -> str:
-    return rule.message.format(op="<operator>", detail="<what>") + ("" if rule.error == "RuntimeError" else f" ({rule.error})")
+    return rule.message.format(op="<operator>", detail="<what>") + (
+        "" if rule.error == "RuntimeError" else f" ({rule.error})"
+    )
 
 
 def _field(name: str, content: str) -> list[str]:

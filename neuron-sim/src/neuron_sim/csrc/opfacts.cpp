@@ -38,9 +38,8 @@ void classify(OpFacts& facts) {
   facts.mixes_devices = facts.collective || answer.mixes_devices;
   facts.falls_back = answer.falls_back;
   facts.static_shape = answer.static_shape;
-  // Copies count as themselves only where they cast (copy.cpp).
-  facts.compiles = !(facts.falls_back || facts.collective || facts.is_view || facts.to_scalar) &&
-      facts.name != "aten::_copy_from";
+  facts.compiles =
+      !(facts.falls_back || facts.collective || facts.is_view || facts.to_scalar || facts.is_memory_only.load());
 }
 
 std::unique_ptr<OpFacts> work_out(const c10::OperatorHandle& op) {
@@ -111,6 +110,8 @@ void count_call(std::atomic<OpFacts*>& cache, const char* name, const char* over
   auto* facts = cache.load(std::memory_order_acquire);
   if (C10_UNLIKELY(facts == nullptr)) {
     facts = &look_up(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+    facts->is_memory_only.store(true);
+    facts->compiles.store(false);
     cache.store(facts, std::memory_order_release);
   }
   facts->calls.fetch_add(1, std::memory_order_relaxed);

@@ -21,6 +21,7 @@ struct OpFacts {
   bool is_view = false;                      // a result shares memory with an argument that is not written
   bool masks = false;                        // indexing: its shape depends on values only where an index is a mask
   int16_t output_size = -1;                  // the argument that makes a dynamic shape static when it is given, or -1
+  std::atomic<bool> is_memory_only{false};   // creation, views, copies: it does not pass run_on_host
   // From the profile, by classify():
   std::atomic<bool> mixes_devices{false};    // takes tensors of the host beside the device's
   std::atomic<bool> falls_back{false};       // the real device has no kernel for it

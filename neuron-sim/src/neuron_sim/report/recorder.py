@@ -81,7 +81,7 @@ def _on_termination(number: int, frame: FrameType | None) -> None:  # noqa: ARG0
 
 
 def write() -> None:
-    """Write the report, whole or not at all. What goes wrong is told on stderr: a program's end is no place to raise."""
+    """Write the report, whole or not at all. What goes wrong is told on stderr: nobody would catch it at the end."""
     if os.getpid() != _pid:
         return  # a child that was forked: the device is its parent's
     file = destination.path()
