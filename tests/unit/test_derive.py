@@ -276,3 +276,69 @@ def test_a_batch_that_divides_the_heads_is_not_taken_for_heads(batch: int) -> No
     for size in (1, 2, 3, 4, 6):
         inputs = torch.randn(size, 9, 48, dtype=torch.float64)
         assert compare(plan, model, [lambda inputs=inputs: {"x": inputs}], 2).ok  # type: ignore[misc]
+
+
+class Nested(Folded):
+    def forward(self, batch: Any) -> Any:
+        return super().forward(batch["x"][0])
+
+
+def test_inputs_inside_others_are_varied_too() -> None:
+    plan = derive_plan(Nested(), {"batch": {"x": [torch.randn(2, 12, 48)]}}, keep=False)
+    model = randomised(Nested())
+    inputs = torch.randn(3, 9, 48, dtype=torch.float64)
+    assert compare(plan, model, [lambda: {"batch": {"x": [inputs]}}], 2).ok
+
+
+class Versioned(nn.Module):
+    """A number that chooses a layout, and an attribute of the model itself that counts heads."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__()
+        self.version, self.heads = version, 5
+        self.qkv, self.out = nn.Linear(30, 90), nn.Linear(30, 30)
+
+    def forward(self, x: Any) -> Any:
+        if self.version == 1:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        else:
+            q, k, v = self.qkv(x).unflatten(-1, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_an_earlier_derivation_serves_its_own_configuration_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitrail.apply.planning import plan_for
+
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    x = torch.randn(2, 4, 30, dtype=torch.float64)
+    for version in (1, 2, 1):
+        plan = plan_for(Versioned(version))
+        assert compare(plan, randomised(Versioned(version)), [lambda: {"x": x}], 2).ok
+    assert len(list(tmp_path.rglob("*.json"))) == 2
+
+
+def test_a_plan_with_an_attribute_of_the_model_itself_is_read_back() -> None:
+    plan = derive_plan(Versioned(1), {"x": torch.randn(2, 4, 30)}, keep=False)
+    assert plan.attributes == {"heads": "heads"}
+    again = Plan.from_json(plan.to_json())
+    assert resolve(again, Versioned(1), 2).attributes == {("", "heads"): (3, 2)}
+
+
+class Viewed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.out = nn.Linear(12, 48), nn.Linear(48, 12)
+
+    def forward(self, x: Any) -> Any:
+        mixed = self.q(x).view(x.shape[0], 6, x.shape[1], 8).softmax(-2)
+        return self.out(mixed.view(x.shape[0], x.shape[1], 48))
+
+
+def test_what_is_gathered_raggedly_can_be_viewed() -> None:
+    plan = derive_plan(Viewed(), {"x": torch.randn(2, 7, 12)}, keep=False)
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    for degree in (2, 5, 7):
+        assert compare(plan, randomised(Viewed()), [lambda: {"x": x}], degree).ok

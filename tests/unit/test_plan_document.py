@@ -59,7 +59,7 @@ def test_the_catalog_is_for_diffusers_own_classes_alone() -> None:
         ({"modules": {"q": {"style": "colwise", "parts": ["heads"], "dim": 1}}}, r"unknown keys \['dim'\]"),
         ({"modules": ["q"]}, "'modules' must be an object"),
         ({"attributes": {"blocks.*.heads": "tails"}}, "attribute 'blocks.*.heads' names axis 'tails'"),
-        ({"attributes": {"heads": "heads"}}, "'heads' must be a module's name, a dot and the attribute"),
+        ({"attributes": {"blocks.": "heads"}}, "'blocks.' must be a module's name, a dot and the attribute"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:

@@ -79,4 +79,5 @@ def gather_dim(local: torch.Tensor, dim: int, degree: int, width: int, group: Gr
         else:
             stacked = group.all_gather(local, module)
     whole = stacked.view(degree, *local.shape).movedim(0, dim).flatten(dim, dim + 1)
-    return whole.narrow(dim, 0, width) if whole.shape[dim] != width else whole  # type: ignore[no-any-return]
+    # Contiguous, as what the whole module gives: its forward may view it.
+    return whole.narrow(dim, 0, width).contiguous() if whole.shape[dim] != width else whole  # type: ignore[no-any-return]

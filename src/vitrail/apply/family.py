@@ -76,5 +76,5 @@ class Family:
         start = 0
         for module, chunk in zip(self.members, chunks, strict=True):
             own = by_rank_BNK.narrow(-1, start, chunk).flatten(-2)
-            self._ready[id(module)] = own.narrow(-1, 0, module.out_features)
+            self._ready[id(module)] = own.narrow(-1, 0, module.out_features).contiguous()
             start += chunk

@@ -22,7 +22,7 @@ from ..plan.derive import RULES_VERSION, Derivation
 from ..plan.derive.portable import portable
 from ..plan.derive.trace import first_line
 from ..plan.sizes import expand
-from ..plan.structure import key_of
+from ..plan.structure import instance_key
 from .blocks import most_numel, numel, prove_by_blocks
 from .prove import Comparison, prove, quiet, randomised
 from .trial import Trial, on_meta, probe_trials, trials_for
@@ -78,8 +78,8 @@ def _cache_file(key: str) -> Path:
 
 
 def cached(model: nn.Module) -> Plan | None:
-    """An earlier derivation for a model of the same structure, sources and rules."""
-    file = _cache_file(key_of(model))
+    """An earlier derivation for a model of the same configuration, sources and rules."""
+    file = _cache_file(instance_key(model))
     try:
         plan = Plan.from_json(file.read_text(encoding="utf-8"), source="derived")
         resolve(plan, model, 1)
@@ -92,7 +92,7 @@ def cached(model: nn.Module) -> Plan | None:
 
 
 def _store(plan: Plan, model: nn.Module) -> None:
-    file = _cache_file(key_of(model))
+    file = _cache_file(instance_key(model))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as out:

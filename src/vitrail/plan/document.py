@@ -227,7 +227,7 @@ class Plan:
                 for cut in cuts:
                     self._check_parts(cut.parts, f"{where}: input {path!r} of {module!r}")
         for name, text in self.attributes.items():
-            if "." not in name:
+            if not name or name.startswith(".") or name.endswith("."):
                 raise PlanError(f"{where}: attribute {name!r} must be a module's name, a dot and the attribute")
             self._check_parts((text,), f"{where}: attribute {name!r}")
 

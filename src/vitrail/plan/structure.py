@@ -50,6 +50,51 @@ def key_of(model: nn.Module) -> str:
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
+def instance_key(model: nn.Module) -> str:
+    """A digest of this very configuration: the key, shapes, and every number and buffer that a forward may read.
+
+    A number may choose a layout as well as count something (``if self.version == 1``), and only what a catalog's
+    probes cover is known to be the latter.
+    """
+    digest = hashlib.blake2b(key_of(model).encode(), digest_size=16)
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+    for path, module in model.named_modules():
+        values = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+        digest.update(f"{path} {_plain(values)} {_closure(type(module))}".encode())
+        for prefix, _ in holders(module):
+            held = getattr(module, prefix.rstrip(".")) if prefix else None
+            digest.update(f"{prefix} {_plain(getattr(held, '__dict__', {}))}".encode())
+        for value in (*module._buffers.values(), *values.values()):
+            if isinstance(value, torch.Tensor) and not value.is_meta:
+                digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _plain(value: Any, depth: int = 4) -> str:
+    """Numbers, words and what is made of them; anything else as its class."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.Size, torch.dtype)):
+        return repr(value)
+    if depth and isinstance(value, dict):
+        return repr(sorted((str(key), _plain(item, depth - 1)) for key, item in value.items()))
+    if depth and isinstance(value, (list, tuple, set, frozenset)):
+        items = [_plain(item, depth - 1) for item in value]
+        return repr(sorted(items) if isinstance(value, (set, frozenset)) else items)
+    return type(value).__qualname__
+
+
+def _closure(cls: type) -> str:
+    """What a class's methods took from the function it was made in, and their defaults."""
+    found = []
+    for name, value in sorted(vars(cls).items()):
+        if inspect.isfunction(value):
+            cells = [cell.cell_contents for cell in value.__closure__ or () if cell.cell_contents is not value]
+            found.append((name, _plain(cells), _plain(value.__defaults__), _plain(value.__kwdefaults__)))
+        elif not name.startswith("__") and not callable(value):
+            found.append((name, _plain(value), "", ""))
+    return repr(found)
+
+
 def sources(model: nn.Module) -> dict[str, str]:
     """A digest of the file of every class reachable in ``model``: modules, processors and what they derive from.
 
