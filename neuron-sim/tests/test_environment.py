@@ -55,6 +55,12 @@ def test_no_cores(text):
         ("NEURON_RT_NUM_CORES", "0"),
         ("NEURON_LOGICAL_NC_CONFIG", "3"),
         ("NEURON_LAUNCH_BLOCKING", "maybe"),
+        ("TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT", "soon"),
+        ("TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT", "-1"),
+        ("TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT", "inf"),
+        ("TORCH_NEURONX_DISABLE_NEFF_CACHE", "2"),
+        ("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", "perhaps"),
+        ("TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS", "perhaps"),
     ],
 )
 def test_a_malformed_value_says_variable_value_and_what_is_accepted(monkeypatch, name, text):

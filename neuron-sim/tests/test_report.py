@@ -130,6 +130,42 @@ def test_two_ranks_are_merged(report):
     assert found["collectives"]["c10d::allreduce_"] == {"calls": 2, "bytes": 2 * 1024}
 
 
+def test_a_rank_that_is_refused_while_another_waits_for_it(report):
+    start = time.monotonic()
+    code, found, _ = report(
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group("neuron")
+        x = torch.ones(2, device="neuron")
+        if dist.get_rank() == 1:
+            x + torch.ones(2)
+        dist.all_reduce(x)
+        """,
+        launcher=[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
+    )
+    assert (code, found["verdict"]["word"]) == (3, "refused")
+    assert found["verdict"]["why"][0].startswith("rank 1: Non-scalar tensor arg1 is on cpu device")
+    assert len(found["processes"]) == 2
+    assert time.monotonic() - start < 90
+
+
+def test_a_forked_childs_signals_are_its_own(python, tmp_path):
+    program = """
+import os, signal, time, torch
+torch.ones(2, device="neuron")
+if (child := os.fork()) == 0:
+    time.sleep(30)
+    os._exit(0)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+time.sleep(0.2)
+print("alive")
+"""
+    file = tmp_path / "own.json"
+    assert python(program, NEURON_SIM_REPORT=str(file)).stdout == "-15\nalive\n"
+    assert merged.read(file)["process"]["ended"] == {"how": "finished"}
+
+
 def test_the_environment_variable(python, tmp_path):
     file = tmp_path / "own.json"
     python("import torch; torch.ones(2, device='neuron')", NEURON_SIM_REPORT=str(file))

@@ -48,6 +48,7 @@ def examine() -> list[Finding]:
             Finding("profile", f"{rules.name}: {rules.describes}"),
             Finding("profiles known", profiles.names()),
             Finding("strictness", env.NEURON_SIM_STRICT.read()),
+            _cache(),
             Finding("instance", machine.instance.name),
             Finding("chips", machine.instance.chips),
             Finding("physical cores in a logical one", machine.logical_nc_config),
@@ -61,6 +62,17 @@ def examine() -> list[Finding]:
     values = {variable.name: os.environ[variable.name] for variable in env.ALL if variable.is_set()}
     findings.append(Finding("environment", values))
     return findings
+
+
+def _cache() -> Finding:
+    from neuron_sim import opcache
+
+    disk = opcache.from_environment()
+    if disk is None:
+        return Finding("compiled programs", "not kept on disk")
+    if disk.folder.exists() and not disk.folder.is_dir():
+        return Finding("compiled programs", f"{disk.folder} is no folder", is_wrong=True)
+    return Finding("compiled programs", f"{disk.folder}, {len(disk.files())} files")
 
 
 def run(as_json: bool) -> int:

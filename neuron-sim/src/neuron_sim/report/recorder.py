@@ -3,16 +3,15 @@
 import atexit
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from neuron_sim.errors import ConfigurationError, NeuronRuleError
 from neuron_sim.location import Location
-from neuron_sim.report import destination
+from neuron_sim.report import destination, termination
 
 FORMAT = "neuron-sim report 1"
 OUT_OF_MEMORY = "NRT allocation failed"
@@ -33,7 +32,7 @@ def begin() -> None:
     counting.locate_syncs(True)
     atexit.register(write)
     _watch_exceptions()
-    _watch_termination()
+    termination.watch(_write_terminated)
 
 
 def _watch_exceptions() -> None:
@@ -64,20 +63,9 @@ def _first_lines(message: str) -> str:
     return message[:2000]
 
 
-def _watch_termination() -> None:
-    # torchrun ends the ranks beside one that failed in this way. A handler of the program's own is left alone.
-    import threading
-
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _on_termination)
-
-
-def _on_termination(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  a signal handler's signature
-    if os.getpid() == _pid:
-        _ended.update(how="signal", signal=signal.Signals(number).name)
-        write()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+def _write_terminated(name: str) -> None:
+    _ended.update(how="signal", signal=name)
+    write()
 
 
 def write() -> None:
