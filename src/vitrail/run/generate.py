@@ -23,6 +23,7 @@ from ..errors import CheckpointError, UnsupportedError, UsageError, VitrailError
 from . import png
 from .pipelines import load_pipeline, package_versions
 from .rank import lost_touch, out_of_memory
+from .ranks import host_group
 from .request import Picture, Request
 
 Seconds = dict[str, float]
@@ -191,7 +192,7 @@ def _everyone(mine: dict[str, Any]) -> list[dict[str, Any]]:
     if not dist.is_initialized():
         return [mine]
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, mine, group=host_group())
     return everyone
 
 

@@ -89,7 +89,7 @@ def run_here(request: Request, folder: Path) -> dict[str, Any]:
     """Join the run that the environment speaks of, and make the pictures."""
     import torch.distributed as dist
 
-    from .ranks import joined
+    from .ranks import host_group, joined
 
     assert request.device is not None
     world = env.WORLD_SIZE.read() or 1
@@ -97,7 +97,7 @@ def run_here(request: Request, folder: Path) -> dict[str, Any]:
         raise UsageError(f"--tp {request.tp}, but {world} ranks were started", hint="leave --tp out under torchrun")
     with joined(request.device, world):
         shared = [request]
-        dist.broadcast_object_list(shared, src=0)
+        dist.broadcast_object_list(shared, src=0, group=host_group())
         from .generate import generate
 
         return generate(shared[0], folder)

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import env
-from ..errors import UsageError
+from ..apply.groups import side_group
+from ..errors import UnsupportedError, UsageError
 from ..layout import AXIS, BACKENDS
+from .rank import lost_touch
 
 
 def threads_for(ranks: int) -> int:
@@ -31,7 +33,15 @@ def joined(device_type: str, degree: int) -> Iterator[DeviceMesh]:
     if degree < 1 or world % degree:
         raise UsageError(f"{world} ranks were started, which a degree of {degree} does not divide")
     bind(device_type)
-    dist.init_process_group(BACKENDS[device_type], timeout=datetime.timedelta(seconds=env.TIMEOUT_SECONDS.read()))
+    try:
+        dist.init_process_group(BACKENDS[device_type], timeout=datetime.timedelta(seconds=env.TIMEOUT_SECONDS.read()))
+    except RuntimeError as error:
+        if device_type == "cpu" or lost_touch(str(error)):
+            raise
+        # The device's own words: cores that cannot be routed together, or that another process has.
+        raise UnsupportedError(
+            f"{world} ranks cannot be a group on {device_type}: {' '.join(str(error).split())}"
+        ) from error
     yield mesh(device_type, degree)
     # Only after success: when a rank has failed, taking the group down can wait for the others.
     dist.destroy_process_group()
@@ -44,6 +54,14 @@ def mesh(device_type: str, degree: int) -> DeviceMesh:
         raise UsageError(f"the process group has {world} ranks, which a degree of {degree} does not divide")
     ranks = torch.arange(world).view(-1, degree)
     return DeviceMesh(device_type, ranks, mesh_dim_names=("data", AXIS))[AXIS]
+
+
+def host_group() -> dist.ProcessGroup:
+    """A group of all ranks for objects and tensors of the CPU: the default one if that is gloo, else one beside it."""
+    if "gloo" in str(dist.get_backend_config()):
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD
+    return side_group(tuple(range(dist.get_world_size())))
 
 
 def bind(device_type: str) -> None:
