@@ -20,8 +20,8 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 
 # Its core is compiled against the torch that is installed, so it comes second.
 $(SIM): $(STAMP) $(SIM_SOURCES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools expecttest
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ./neuron-sim
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e "./neuron-sim[test]"
 	@touch $(SIM)
 
 demo: $(SIM)

@@ -231,5 +231,5 @@ def test_start_of_the_interpreter_stays_light(python: Run) -> None:
 def test_importing_torch_reads_only_what_it_needs(python: Run) -> None:
     program = "import torch, sys; print(sorted(m for m in sys.modules if m.startswith('neuron_sim.')))"
     loaded = python(program).stdout
-    for lazy in ("runtime", "policy", "profiles", "instances", "location", "doctor", "cli", "counting"):
+    for lazy in ("runtime", "policy", "profiles", "instances", "location", "doctor", "cli", "counting", "distributed"):
         assert f"neuron_sim.{lazy}'" not in loaded

@@ -1,14 +1,12 @@
 """`init_process_group("neuron")`: one process a core, and gloo over the host memory that the cores' tensors live in.
 
-The backend itself is C++ (`csrc/backend.cpp`); it asks a `GroupWatch` before every collective. Confined here:
-`torch.distributed.Backend.register_backend` with its extended interface; tested on torch 2.13.
+The backend itself is C++ (`csrc/backend.cpp`); it asks a `GroupWatch` before every collective.
 """
 
 import os
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
 from neuron_sim import _core, claims, collectives, env, meeting, runtime
@@ -44,7 +42,7 @@ class GroupWatch:
 _has_group = False
 
 
-def create(options: _DistributedBackendOptions, _: object = None) -> Backend:
+def create(options: _DistributedBackendOptions) -> Backend:
     """Make the backend of one group, on each of its ranks. Called by `torch.distributed`.
 
     Raises what `meeting.meet` raises, `NeuronRuleError` when the device was used before the first group or this process
@@ -80,9 +78,3 @@ def _take_own_core(is_first: bool) -> None:
     _core.ensure_ready()
     if (seen := len(runtime.machine().cores)) != 1:
         collectives.apply("one_core", "init_process_group", str(seen))
-
-
-def register() -> None:
-    """Register the backend `neuron`. Once a process."""
-    if "neuron" not in dist.Backend.backend_list:
-        dist.Backend.register_backend("neuron", create, extended_api=True, devices=["neuron"])

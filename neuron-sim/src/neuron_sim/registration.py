@@ -1,9 +1,14 @@
 """Makes PyTorch know the device: name, module, methods, hooks. What can fail was checked before, in `boot`."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 from neuron_sim import _core, exiting, printing
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
 
 def register_device() -> None:
@@ -21,16 +26,17 @@ def register_device() -> None:
 
 
 def register_process_group() -> None:
-    """Register the process-group backend `neuron`, where this torch has distributed."""
-    if not torch.distributed.is_available():
-        return
-    from neuron_sim import distributed
+    """Register the process-group backend `neuron`, where this torch has distributed.
 
-    distributed.register()
+    Uses `Backend.register_backend` with its extended interface, which tells the ranks of a group; tested on torch 2.13.
+    """
+    dist = torch.distributed
+    if dist.is_available() and "neuron" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("neuron", _make_group, extended_api=True, devices=["neuron"])
 
 
-# What the core calls. Each imports what it needs when it is first called, because none of it is needed by a program
-# that imports torch and never uses the device.
+# What the core and PyTorch call. Each imports what it needs when it is first called, because none of it is needed by
+# a program that imports torch and never uses the device.
 
 
 def _start() -> None:
@@ -73,3 +79,9 @@ def _on_sync(kind: str) -> None:
     from neuron_sim import counting
 
     counting.located(kind)
+
+
+def _make_group(options: "_DistributedBackendOptions", _: object) -> "Backend":
+    from neuron_sim import distributed
+
+    return distributed.create(options)
