@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from vitrail import Plan
-from vitrail.apply import planning
+from vitrail.apply import planning, trial
 from vitrail.apply.planning import derive_plan
 from vitrail.apply.prove import compare, randomised
 from vitrail.errors import PlanError, VitrailError
@@ -2329,7 +2329,8 @@ class Six(nn.Module):
 @pytest.mark.parametrize("how", ["plain", "flag", "class", "hook", "index", "taken"])
 def test_blocks_that_differ_in_a_large_model(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks of each list are compared; the fourth is not as they are."""
-    monkeypatch.setattr(planning, "MOST", 4500)
+    for module in (planning, trial):
+        monkeypatch.setattr(module, "most_numel", lambda: 4500)
     try:
         plan = derive_plan(built(lambda: Six(how)), features(2, 5), keep=False)
     except VitrailError:
