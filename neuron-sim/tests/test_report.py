@@ -127,7 +127,7 @@ def test_two_ranks_are_merged(report):
     assert (code, found["verdict"]["word"]) == (0, "runs")
     assert [process["rank"] for process in found["processes"]] == [0, 1]
     assert [process["memory"][0]["core"] for process in found["processes"]] == [0, 1]
-    assert found["collectives"]["c10d::allreduce_"] == {"calls": 2, "bytes": 2 * 1024}
+    assert found["collectives"]["all_reduce"] == {"calls": 2, "bytes": 2 * 1024}
 
 
 def test_a_rank_that_is_refused_while_another_waits_for_it(report):

@@ -96,7 +96,7 @@ def collect() -> dict[str, Any]:
     import torch
 
     import neuron_sim
-    from neuron_sim import counting, opcache, policy, runtime
+    from neuron_sim import collectives, counting, opcache, policy, runtime
 
     machine, book, counts, cache = runtime.machine(), policy.current(), counting.counts(), opcache.current()
     return {
@@ -133,7 +133,8 @@ def collect() -> dict[str, Any]:
                 "message": book.details[event],
             }
             for event, count in book.events.most_common()
-        ],
+        ]
+        + _collective_rules(book.strictness),
         "host_syncs": {
             "by_kind": {kind: count for kind, count in counts.host_syncs.items() if count},
             "by_line": [
@@ -141,8 +142,21 @@ def collect() -> dict[str, Any]:
                 for (kind, where), count in sorted(counting.sync_lines().items(), key=lambda item: -item[1])
             ],
         },
-        "collectives": {name: {"calls": calls, "bytes": size} for name, (calls, size) in counts.collectives.items()},
+        "collectives": {found.name: {"calls": found.calls, "bytes": found.bytes} for found in collectives.counts()},
     }
+
+
+def _collective_rules(strictness: str) -> list[dict[str, Any]]:
+    """The rules of collectives that applied, which are counted where the collectives are."""
+    from neuron_sim import collectives
+
+    entries = []
+    for (rule, op, where), count in collectives.applied().items():
+        text = collectives.rules()[rule]
+        action = "tell" if text.tells and strictness != "raise" else "refuse"
+        message = f"{text.message} [{op}; {text.advice}]"
+        entries.append({"rule": rule, "action": action, "op": op, **_place(where), "count": count, "message": message})
+    return entries
 
 
 def _place(where: Location) -> dict[str, Any]:
