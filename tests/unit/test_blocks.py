@@ -141,3 +141,18 @@ def test_a_machine_can_compare_some() -> None:
     from vitrail.apply.blocks import most_numel
 
     assert 60_000_000 <= most_numel() <= 1_000_000_000
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_verify_does_not_call_right_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitrail.errors import UnsupportedError
+    from vitrail.run.subject import Subject
+    from vitrail.verify.trials import cases
+
+    with pytest.raises(UnsupportedError, match="Model is too large to be compared in float64"):
+        cases(Subject("Model", Model, Model(), [CALL]), 2)
+
+
+def test_a_machine_that_has_more_memory_a_moment_later_still_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "most_numel", lambda: 10_000)  # planning would run it whole
+    assert derived(Model(), CALL).verified["blocks"] == 4

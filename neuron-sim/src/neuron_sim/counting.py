@@ -1,4 +1,4 @@
-"""What a program did on the device: operators dispatched, programs compiled, collectives, host synchronisations."""
+"""What a program did on the device: operators dispatched, programs compiled, host synchronisations."""
 
 import threading
 from collections import Counter
@@ -12,8 +12,9 @@ from neuron_sim.location import Location, user_location
 class Counts:
     """Calls of each operator, on the device and fallen back, and host synchronisations by kind.
 
-    `compiled` are the distinct programs of each operator, `cache_hits` the calls that found theirs in memory;
-    `collectives` are calls and bytes. With NEURON_LAUNCH_BLOCKING=1 every operator is a synchronisation (`launch`).
+    `compiled` are the distinct programs of each operator, `cache_hits` the calls that found theirs in memory.
+    Collectives have counts of their own (`neuron_sim.collectives`). With
+    NEURON_LAUNCH_BLOCKING=1 every operator is a synchronisation (`launch`).
     """
 
     executed: dict[str, int]
@@ -21,7 +22,6 @@ class Counts:
     host_syncs: dict[str, int]
     compiled: dict[str, int] = field(default_factory=dict)
     cache_hits: int = 0
-    collectives: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def counts() -> Counts:
@@ -36,7 +36,6 @@ def counts() -> Counts:
         host_syncs=syncs,
         compiled={op["name"]: op["signatures"] for op in ops if op["signatures"]},
         cache_hits=sum(op["calls"] - op["signatures"] for op in ops if op["compiles"]),
-        collectives={op["name"]: (op["calls"], op["bytes"]) for op in ops if op["collective"]},
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import PlanError, UnsupportedError, VitrailError
+from ..errors import PlanError, UnsupportedError
 from ..plan import ResolvedPlan, resolve, valid_degrees
 from ..plan.derive import Derivation, Proposal
 from ..plan.derive.record import Recorder
 from ..plan.derive.trace import first_line
-from .prove import Arguments, Comparison, finite, one_thread, randomised, relative_error, search, tells, whole
-from .simulate import Ranks, run_all, shard_all
+from .prove import Arguments, Comparison, against, finite, one_thread, randomised, search, tells, whole
+from .variants import mapped
 from .wide import dense_flex_attention
 
 # The whole's weights, a slice of them for every rank, and what computing with them needs: in float64 each.
@@ -144,24 +144,7 @@ def _compare_unit(recorder: Recorder, path: str, resolved: Sequence[ResolvedPlan
         ) from error
     if not all(tells(reference) and finite(reference) for reference in references):
         raise UnsupportedError(f"{path} gives only zeros, NaN or infinity on random numbers: nothing to compare")
-    return [replace(_against(_part(one, path), model, calls, references), degree=one.degree) for one in resolved]
-
-
-def _against(
-    resolved: ResolvedPlan, model: nn.Module, calls: Sequence[Arguments], references: Sequence[Any]
-) -> Comparison:
-    ranks = Ranks(resolved.degree)
-    worst = 0.0
-    try:
-        models = shard_all(model, resolved, ranks)
-        for arguments, reference in zip(calls, references, strict=True):
-            for output in run_all(models, ranks, arguments):
-                worst = max(worst, relative_error(output, reference))
-    except VitrailError as error:
-        return Comparison(resolved.degree, math.inf, str(error).splitlines()[0])
-    except Exception as error:  # noqa: BLE001  a slice that a stranger's forward cannot take
-        return Comparison(resolved.degree, math.inf, first_line(error))
-    return Comparison(resolved.degree, worst)
+    return [against(_part(one, path), model, calls, references) for one in resolved]
 
 
 def _part(resolved: ResolvedPlan, path: str) -> ResolvedPlan:
@@ -201,7 +184,7 @@ def _different(calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> li
 
 
 def _shapes(value: Any) -> Any:
-    return _mapped(value, lambda tensor: tuple(tensor.shape))
+    return mapped(value, lambda tensor: tuple(tensor.shape))
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
@@ -221,19 +204,6 @@ def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
             fill = torch.ones if tensor.dtype == torch.bool else torch.zeros
             return fill(tensor.shape, dtype=tensor.dtype)
 
-        return {"args": _mapped(args, real), "kwargs": _mapped(dict(kwargs), real)}
+        return {"args": mapped(args, real), "kwargs": mapped(dict(kwargs), real)}
 
     return make
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """``value`` with every tensor in it changed, and every integer plain."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[_mapped(item, change) for item in value])
-    if isinstance(value, (tuple, list)):
-        return type(value)(_mapped(item, change) for item in value)
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value

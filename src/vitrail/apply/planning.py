@@ -217,7 +217,7 @@ def _own(plan: Plan, trial: Trial) -> Plan:
 
 def _derive_from(model: nn.Module, inputs: list[Mapping[str, Any]] | None, unproven: bool) -> Plan:
     trial = trials_for(model, inputs)
-    if numel(trial.model) > most_numel():
+    if not trial.arguments:
         plan = _derive_by_blocks(trial, unproven)
     else:
         plan, _ = prove_trial(trial)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..errors import PlanError, UnsupportedError, VitrailError
-from ..plan import Plan, degrees_beyond, resolve, valid_degrees
+from ..plan import Plan, ResolvedPlan, degrees_beyond, resolve, valid_degrees
 from ..plan.derive import Derivation, Proposal
 from ..plan.derive.record import tensors_in
 from ..plan.derive.trace import first_line
@@ -90,19 +90,31 @@ def _against(
     degree: int,
     pad: bool = False,
 ) -> Comparison:
-    ranks = Ranks(degree)
+    try:
+        resolved = resolve(plan, model, degree, pad)
+    except VitrailError as error:
+        return Comparison(degree, math.inf, error.message)
+    return against(resolved, model, calls, references)
+
+
+def against(
+    resolved: ResolvedPlan, model: nn.Module, calls: Sequence[Arguments], references: Sequence[Any]
+) -> Comparison:
+    """The ranks of a resolved plan on every call, against what the whole ``model`` gave."""
+    assert calls, "no call compares nothing"
+    ranks = Ranks(resolved.degree)
     worst = 0.0
     try:
-        models = shard_all(model, resolve(plan, model, degree, pad), ranks)
+        models = shard_all(model, resolved, ranks)
         for arguments, reference in zip(calls, references, strict=True):
             ranks.calls.clear()
             for output in run_all(models, ranks, arguments):
                 worst = max(worst, relative_error(output, reference))
     except VitrailError as error:
-        return Comparison(degree, math.inf, str(error).splitlines()[0])
+        return Comparison(resolved.degree, math.inf, error.message)
     except Exception as error:  # noqa: BLE001  a slice that a stranger's forward cannot take
-        return Comparison(degree, math.inf, first_line(error))
-    return Comparison(degree, worst, collectives=len(ranks.calls))
+        return Comparison(resolved.degree, math.inf, first_line(error))
+    return Comparison(resolved.degree, worst, collectives=len(ranks.calls))
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:

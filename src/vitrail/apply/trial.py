@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 class Trial:
     """A small model of some structure and ways to call it, at several sizes.
 
-    ``calls`` are keyword arguments for a recording; ``arguments`` make float64 ones for comparing values. ``probe`` is
+    ``calls`` are keyword arguments for a recording; ``arguments`` make float64 ones for comparing values
+    (none for a model that is too large to be run whole). ``probe`` is
     the name of the catalog's probe they come from, if they do. ``alone`` is the model before it ``borrowed``
     parameters (by name, with a reason why they stay as they are) from another one.
     """

@@ -35,7 +35,7 @@ def converted(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """``value`` with every tensor in it changed, however deep in dicts, lists and tuples."""
+    """``value`` with every tensor in it changed, however deep; integers become plain ones."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -44,7 +44,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         return type(value)(*[mapped(item, change) for item in value])
     if isinstance(value, (tuple, list)):
         return type(value)(mapped(item, change) for item in value)
-    return value
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def other_batches(call: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..apply.blocks import most_numel, numel
 from ..apply.trial import Trial, trial_of, trials_for
+from ..errors import UnsupportedError
 from ..plan import Plan, valid_degrees
 from ..plan.catalog import is_known, probes
 from ..run.planning import plan_of
@@ -29,6 +30,11 @@ def cases(subject: Subject, degree: int) -> list[Case]:
     if own and subject.folder is None:
         return [Case(f"{subject.name}, {probe.name}", trial_of(probe)) for probe in own]
     trial = trials_for(subject.model, subject.inputs)
+    if not trial.arguments:
+        raise UnsupportedError(
+            f"{subject.name} is too large to be compared in float64 on this machine, even with two blocks of each list",
+            hint="verify a smaller configuration of the same structure: --config FILE",
+        )
     probe = next((probe for probe in own if probe.name == trial.probe), None)
     if probe is not None and numel(subject.model) <= most_numel():
         plan = plan_of(trial.model, subject.inputs)
