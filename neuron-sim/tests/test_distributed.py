@@ -114,7 +114,7 @@ def test_ranks_that_do_not_come_together(run_ranks):
             "NeuronSimError: the ranks disagree on NEURON_SIM_INSTANCE: trn2.48xlarge on rank 0; trn2.3xlarge on rank 1"
         ),
         "init(number, timeout=soon) if rank == 0 else time.sleep(6)": (
-            "NeuronSimError: rank 1 of 2 has not come to make the process group within 5 s (rank 0, which waited, is"
+            "NeuronSimError: rank 1 of 2 did not come to make the process group within 5 s (rank 0, which waited, is"
         ),
         """
 init(number, timeout=soon)

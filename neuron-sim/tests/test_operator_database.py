@@ -56,6 +56,7 @@ def test_the_committed_result_is_of_the_committed_list():
         assert found["problems"] == []
         assert found["summary"]["failing"] == 0
         assert found["summary"]["equal"] >= 615
+        assert all(entry["why"] for entry in expected[configuration].values())
         assert found["rejected"] == {name: entry["rules"] for name, entry in expected[configuration].items()}
 
 

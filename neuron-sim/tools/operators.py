@@ -6,7 +6,7 @@
 Needs `expecttest`. A configuration passes when nothing fails, crashes or hangs, when exactly the operators on the list
 of expected rejections (`expected_rejections.json`) are rejected, by the rules named there, and when as many operators
 as asked are equal throughout. Operators run in a process of their own, so that a crash is one more outcome. Exit code 1
-when a configuration does not pass. --accept writes the list anew, to be reviewed.
+when a configuration does not pass. --accept writes the list anew; each new entry's "why" is to be written by hand.
 """
 
 import argparse
@@ -92,6 +92,8 @@ def problems(
         rules = listed.get(name, {}).get("rules", [])
         if outcome["verdict"] == "failing":
             found.append(f"{name}: {outcome['reasons'][-1]}")
+        elif outcome["rules"] and not listed.get(name, {}).get("why"):
+            found.append(f"{name}: rejected by {outcome['rules']}, and nobody has written why that is right")
         elif outcome["rules"] != rules:
             found.append(f"{name}: rejected by {outcome['rules']}, expected {rules}: {outcome['reasons'][:1]}")
     if whole:
@@ -119,7 +121,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--only", default="", help="a regular expression for operators' names")
     parser.add_argument("--configuration", action="append", help=f"profile:strictness; default: {CONFIGURATIONS}")
-    parser.add_argument("--accept", action="store_true", help="write the list of expected rejections anew")
+    parser.add_argument("--accept", action="store_true", help="write the list of expected rejections anew, to review")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.worker:
@@ -136,8 +138,9 @@ def main() -> int:
     for configuration in chosen.configuration or CONFIGURATIONS:
         outcomes = run(configuration, names, chosen.samples)
         if chosen.accept:
+            before = expected.get(configuration, {})
             expected[configuration] = {
-                name: {"rules": o["rules"], "first": o["reasons"][0]}
+                name: {"rules": o["rules"], "first": o["reasons"][0], "why": before.get(name, {}).get("why", "")}
                 for name, o in outcomes.items()
                 if o["verdict"] == "rejected"
             }

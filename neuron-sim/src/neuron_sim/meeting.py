@@ -51,7 +51,7 @@ def meet(store: Store, me: Member, ranks: Sequence[int], timeout: timedelta) -> 
     Raises `NeuronSimError` naming the ranks that have not come within `timeout`, that were configured differently, or
     that share a core; `NeuronRuleError` where the cores cannot form a group.
     """
-    _come(store, "member", me, ranks, timeout, json.dumps(asdict(me)), "has not come to make the process group")
+    _come(store, "member", me, ranks, timeout, json.dumps(asdict(me)), "did not come to make the process group")
     members = [Member(**json.loads(store.get(_key("member", rank)))) for rank in ranks]
     check_agreement(members)
     check_cores(members)
@@ -76,10 +76,13 @@ def _come(
         missing = [rank for rank in ranks if not store.check([_key(stage, rank)])]
         if not missing:
             raise
+        # Without torchrun rank 0 keeps the store, and PyTorch lets it go no further before every rank has connected.
+        waits = len(missing) > 1 and missing[0] == 0 and not os.environ.get("TORCHELASTIC_RUN_ID")
         raise NeuronSimError(
             f"{named(missing)} of {len(ranks)} {otherwise} within {timeout.total_seconds():g} s (rank {me.rank}, which "
             f"waited, is process {me.process}); each must be running and call init_process_group, or new_group, as "
             "this one did, and may have told an error of its own"
+            + ("; rank 0, which keeps the store, may only be waiting for the others" if waits else "")
         ) from error
 
 
