@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .apply.sharded import is_sharded, sharding_of
     from .bundled import model_folder
     from .plan import Plan
+    from .run.compiling import compile_pipeline
     from .run.pipelines import load_pipeline
 
 # Loaded when first asked for: importing vitrail, as the command line does for --help, imports no torch.
@@ -23,6 +24,7 @@ _HOMES = {
     "TensorParallelConfig": "diffusers",
     "Plan": "vitrail.plan",
     "apply_tensor_parallel": "vitrail.apply.entry",
+    "compile_pipeline": "vitrail.run.compiling",
     "derive_plan": "vitrail.apply.planning",
     "enable_parallelism": "vitrail.apply.entry",
     "from_pretrained": "vitrail.apply.entry",
@@ -38,6 +40,7 @@ __all__ = [
     "TensorParallelConfig",
     "__version__",
     "apply_tensor_parallel",
+    "compile_pipeline",
     "derive_plan",
     "enable_parallelism",
     "errors",

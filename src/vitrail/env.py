@@ -89,6 +89,13 @@ LOCAL_RANK = Variable("LOCAL_RANK", None, _rank, "This process's rank on its mac
 OMP_NUM_THREADS = Variable(
     "OMP_NUM_THREADS", None, _rank, "CPU threads of one rank; the default shares the cores out over the ranks."
 )
+NEFF_CACHE_DIR = Variable(
+    "TORCH_NEURONX_NEFF_CACHE_DIR", "/tmp/neff_cache", str, "Where a neuron device keeps compiled programs; its own."
+)
+DISABLE_NEFF_CACHE = Variable(
+    "TORCH_NEURONX_DISABLE_NEFF_CACHE", False, _switch, "Whether a neuron device keeps no programs; its own."
+)
+NEFF_DISABLE_CACHE = Variable("TORCH_NEURONX_NEFF_DISABLE_CACHE", False, _switch, "The same, by its other name.")
 
 VARIABLES: tuple[Variable[Any], ...] = (
     WATCHDOG_SECONDS,
@@ -101,4 +108,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     LOCAL_RANK,
     OMP_NUM_THREADS,
     ERROR_FILE,
+    NEFF_CACHE_DIR,
+    DISABLE_NEFF_CACHE,
+    NEFF_DISABLE_CACHE,
 )

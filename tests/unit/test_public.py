@@ -17,6 +17,7 @@ def test_the_public_names() -> None:
         "TensorParallelConfig",
         "__version__",
         "apply_tensor_parallel",
+        "compile_pipeline",
         "derive_plan",
         "enable_parallelism",
         "errors",

@@ -10,6 +10,7 @@ from cyclopts import App, CycloptsError
 
 from .. import __version__, env
 from ..errors import VitrailError
+from .compile import compile_
 from .generate import generate
 from .plan import plan
 from .show import fail
@@ -23,6 +24,7 @@ app = App(
     version_flags=["--version"],
 )
 app.command(generate, name="generate")
+app.command(compile_, name="compile")
 app.command(plan, name="plan")
 app.command(verify, name="verify")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +34,8 @@ def generate(
     seed: int | None = None,
     guidance: float | None = None,
     count: Annotated[int, Parameter(name=["--count", "-n"])] = 1,
+    compile_: Annotated[bool, Parameter(name="--compile", negative="")] = False,
+    whole: Annotated[bool, Parameter(negative="")] = False,
     like: Path | None = None,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
@@ -67,13 +70,16 @@ def generate(
         Guidance scale. Default: the model's.
     count
         Pictures per prompt.
+    compile_
+        Compile what the pipeline runs with torch.compile; the first picture of each size waits for it, unless
+        `vitrail compile` was there before.
+    whole
+        Compile whole models, not their repeated blocks.
     like
         A picture made by vitrail: take its prompt, seed, size, steps, model and dtype where not given here.
     json_
         Print a report as JSON: paths, seconds by phase, bytes and collectives per rank.
     """
-    from ..run.launcher import check_launcher
-    from ..run.rank import guarded
     from ..run.request import Request
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -92,15 +98,25 @@ def generate(
         guidance=guidance,
         count=count,
         as_json=json_,
+        compile=compile_,
+        whole=whole,
     )
     if like is not None:
         request = _like(request, like, seed)
     request.check()
+    run(request, _print)
+
+
+def run(request: Any, tell: Callable[[Any, dict[str, Any]], None]) -> None:
+    """Do what is asked, in ranks of its own or in those that were started, and have rank 0 tell the report."""
+    from ..run.launcher import check_launcher
+    from ..run.rank import guarded
+
     if env.RANK.read() is None:
-        _print(request, _start(request))
+        tell(request, _start(request))
         return
     check_launcher()
-    guarded(lambda: _join(request), quiet=False)
+    guarded(lambda: _join(request, tell), quiet=False)
 
 
 def _prompts(given: list[str]) -> tuple[str, ...]:
@@ -134,7 +150,7 @@ def _like(request: Any, picture: Path, seed: int | None) -> Any:
     )
 
 
-def _folder(model: str | None) -> Path:
+def folder_of(model: str | None) -> Path:
     if model is None:
         from ..bundled import model_folder
 
@@ -149,16 +165,15 @@ def _folder(model: str | None) -> Path:
 def _start(request: Any) -> dict[str, Any]:
     from ..run.preflight import prepare
 
-    folder = _folder(request.model)
+    folder = folder_of(request.model)
     request, warning = prepare(request, folder)
     if warning:
         warn(warning)
     if request.tp == 1:
-        from ..run.generate import generate as generate_here
-        from ..run.rank import Failure
+        from ..run.rank import Failure, make
 
         try:
-            return generate_here(request, folder)
+            return make(request, folder)
         except (MemoryError, RuntimeError) as error:
             failure = Failure.of(error, 0)
             if failure.trace is not None:
@@ -172,11 +187,11 @@ def _start(request: Any) -> dict[str, Any]:
         sys.exit(interrupted.exit_code)
 
 
-def _join(request: Any) -> None:
+def _join(request: Any, tell: Callable[[Any, dict[str, Any]], None]) -> None:
     from ..run.preflight import prepare
     from ..run.rank import run_here
 
-    folder = _folder(request.model)
+    folder = folder_of(request.model)
     if not request.prompts and env.RANK.read() != 0:
         request = replace(request, prompts=("sent by rank 0",))
     world = env.WORLD_SIZE.read() or 1
@@ -187,7 +202,7 @@ def _join(request: Any) -> None:
         warn(warning)
     report = run_here(request, folder)
     if env.RANK.read() == 0:
-        _print(request, report)
+        tell(request, report)
 
 
 def _print(request: Any, report: dict[str, Any]) -> None:
@@ -195,6 +210,11 @@ def _print(request: Any, report: dict[str, Any]) -> None:
         text = json.dumps(report, indent=2, ensure_ascii=False)
     else:
         text = "\n".join(image["path"] for image in report["images"])
+    write_out(text)
+
+
+def write_out(text: str) -> None:
+    """Print a result. Raises `VitrailError` when standard output takes it no more."""
     if sys.stdout is None:  # closed by whoever started this
         return
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from .. import env
 from ..apply.flight import FLIGHT
 from ..errors import CheckpointError, UnsupportedError, UsageError, VitrailError
 from . import png
+from .compiling import compile_pipeline
+from .counts import counts
 from .pipelines import load_pipeline, package_versions
 from .rank import lost_touch, out_of_memory
 from .ranks import host_group
@@ -33,25 +35,28 @@ def generate(request: Request, folder: Path) -> dict[str, Any]:
     """Make and write the pictures; every rank calls this, rank 0 writes. The report is the same on all ranks.
 
     It holds ``images`` (path, prompt, seed), ``seconds`` by phase (load, encode, denoise, decode, save) and ``ranks``:
-    bytes of parameters and buffers, and collectives with their bytes, for each.
+    bytes of parameters and buffers, collectives with their bytes, and with ``compile`` the graphs, for each.
     """
     first = not dist.is_initialized() or dist.get_rank() == 0
-    _quiet()
+    quiet()
     clock: Seconds = dict.fromkeys(("load", "encode", "denoise", "decode", "save"), 0.0)
     started = time.perf_counter()
-    assert request.device is not None
-    assert request.dtype is not None
-    pipeline = _load(request, folder)
+    device = request.device
+    assert device is not None
+    pipeline = load(request, folder)
     clock["load"] = time.perf_counter() - started
-    arguments, request = _arguments(pipeline, request)
+    arguments, request = call_arguments(pipeline, request)
+    before = counts(device)
+    if request.compile:
+        compile_pipeline(pipeline, whole=request.whole)
     pictures = request.pictures()
     collectives, payload = FLIGHT.collectives, FLIGHT.bytes
     for place, picture in enumerate(pictures, 1):
         label = picture.prompt if len(picture.prompt) <= 40 else picture.prompt[:39] + "…"
         counted = f"{place}/{len(pictures)} " if len(pictures) > 1 else ""
         pipeline.set_progress_bar_config(disable=not first, desc=counted + label, file=sys.stderr, leave=True)
-        with _phases(pipeline, clock):
-            image = _run(pipeline, picture, arguments)
+        with phases(pipeline, clock):
+            image = run(pipeline, picture, arguments)
         if first:
             started = time.perf_counter()
             png.write(image, Path(picture.path), facts(request, picture, image))
@@ -63,6 +68,7 @@ def generate(request: Request, folder: Path) -> dict[str, Any]:
         },
         "collectives": FLIGHT.collectives - collectives,
         "collective_bytes": FLIGHT.bytes - payload,
+        **({"graphs": asdict(counts(device) - before)} if request.compile else {}),
     }
     return {
         "images": [vars(picture) for picture in pictures],
@@ -72,11 +78,11 @@ def generate(request: Request, folder: Path) -> dict[str, Any]:
         "dtype": request.dtype,
         "seed": request.seed,
         "seconds": {name: round(value, 3) for name, value in clock.items()},
-        "ranks": _everyone(mine),
+        "ranks": everyone(mine),
     }
 
 
-def _load(request: Request, folder: Path) -> Any:
+def load(request: Request, folder: Path) -> Any:
     assert request.device is not None
     assert request.dtype is not None
     try:
@@ -110,7 +116,7 @@ def facts(request: Request, picture: Picture, image: Any) -> dict[str, Any]:
     }
 
 
-def _arguments(pipeline: Any, request: Request) -> tuple[dict[str, Any], Request]:
+def call_arguments(pipeline: Any, request: Request) -> tuple[dict[str, Any], Request]:
     """The pipeline's own names for what was asked, and the request with its defaults filled in.
 
     Raises `UsageError` for what it does not take.
@@ -137,7 +143,7 @@ def _arguments(pipeline: Any, request: Request) -> tuple[dict[str, Any], Request
     return arguments, replace(request, steps=steps, guidance=guidance)
 
 
-def _run(pipeline: Any, picture: Picture, arguments: dict[str, Any]) -> Any:
+def run(pipeline: Any, picture: Picture, arguments: dict[str, Any]) -> Any:
     # The generator is the CPU's whatever the device, so that latents are the same on every rank, degree and machine.
     generator = torch.Generator("cpu").manual_seed(picture.seed)
     if (
@@ -165,12 +171,18 @@ def _run(pipeline: Any, picture: Picture, arguments: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def _phases(pipeline: Any, clock: Seconds) -> Iterator[None]:
-    """Time what comes before, during and after the calls of the denoiser."""
+def phases(pipeline: Any, clock: Seconds, at_edge: Callable[[], None] | None = None) -> Iterator[None]:
+    """Time what comes before, during and after the calls of the denoiser; ``at_edge`` runs around each of them."""
     edges: list[float] = []
+
+    def edge(*_: Any) -> None:
+        edges.append(time.perf_counter())
+        if at_edge is not None:
+            at_edge()
+
     models = [part for name, part in pipeline.components.items() if name.startswith(("transformer", "unet")) and part]
-    handles = [model.register_forward_pre_hook(lambda *_: edges.append(time.perf_counter())) for model in models]
-    handles += [model.register_forward_hook(lambda *_: edges.append(time.perf_counter())) for model in models]
+    handles = [model.register_forward_pre_hook(edge) for model in models]
+    handles += [model.register_forward_hook(edge) for model in models]
     started = time.perf_counter()
     try:
         yield
@@ -188,7 +200,7 @@ def _bytes(module: torch.nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
-def _everyone(mine: dict[str, Any]) -> list[dict[str, Any]]:
+def everyone(mine: dict[str, Any]) -> list[dict[str, Any]]:
     if not dist.is_initialized():
         return [mine]
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -196,7 +208,7 @@ def _everyone(mine: dict[str, Any]) -> list[dict[str, Any]]:
     return everyone
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Leave standard error to our own progress bar."""
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .folder import Defaults, check_files, check_size, denoisers, read_index, read_json, size_multiple
 from .request import Request
-
-if TYPE_CHECKING:
-    pass
 
 
 def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
@@ -26,9 +22,12 @@ def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
     check_size(request.height, "height", multiple)
     check_size(request.width, "width", multiple)
     prompts = request.prompts or ((defaults.prompt,) if defaults.prompt else ())
+    if request.sizes:
+        prompts = prompts or ("a red apple",)
     if not prompts:
         raise UsageError("there is no prompt", hint="-p 'a red apple', or -p - to read prompts from standard input")
-    replace(request, prompts=prompts).check_output()
+    if not request.sizes:
+        replace(request, prompts=prompts).check_output()
     from . import devices  # imports torch: what went before is told at once
 
     device = devices.choose(request.device)
@@ -50,6 +49,21 @@ def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
         guidance=request.guidance if request.guidance is not None else defaults.guidance,
     )
     return filled, warning
+
+
+def prepare_sizes(request: Request, folder: Path) -> Request:
+    """Check the sizes to compile for, or fill in the model's own."""
+    index = read_index(folder)
+    multiple = size_multiple(index, folder)
+    for height, width in request.sizes:
+        check_size(height, "size", multiple)
+        check_size(width, "size", multiple)
+    if request.sizes:
+        return request
+    defaults = Defaults.of(folder)
+    if defaults.height is None or defaults.width is None:
+        raise UsageError(f"{folder} does not say what size is usual for it", hint="name one: --size 1024x1024")
+    return replace(request, sizes=((defaults.height, defaults.width),))
 
 
 def _check_plan(folder: Path, name: str, class_name: str, degree: int) -> None:

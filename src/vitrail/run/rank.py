@@ -98,9 +98,18 @@ def run_here(request: Request, folder: Path) -> dict[str, Any]:
     with joined(request.device, world):
         shared = [request]
         dist.broadcast_object_list(shared, src=0, group=host_group())
-        from .generate import generate
+        return make(shared[0], folder)
 
-        return generate(shared[0], folder)
+
+def make(request: Request, folder: Path) -> dict[str, Any]:
+    """Do what the request asks: compile ahead, or make pictures."""
+    if request.sizes:
+        from .ahead import compile_ahead
+
+        return compile_ahead(request, folder)
+    from .generate import generate
+
+    return generate(request, folder)
 
 
 def guarded(job: Callable[[], None], *, quiet: bool) -> None:

@@ -23,7 +23,10 @@ _SLUG = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True)
 class Request:
-    """``None`` leaves a value to the model. ``count`` images per prompt have seeds ``seed``, ``seed + 1``, ..."""
+    """``None`` leaves a value to the model. ``count`` images per prompt have seeds ``seed``, ``seed + 1``, ...
+
+    ``sizes`` (height and width each) make it a job of compiling ahead, which makes no pictures.
+    """
 
     model: str | None = None
     prompts: tuple[str, ...] = ()
@@ -38,6 +41,9 @@ class Request:
     guidance: float | None = None
     count: int = 1
     as_json: bool = False
+    compile: bool = False
+    whole: bool = False
+    sizes: tuple[tuple[int, int], ...] = ()
 
     def check(self) -> Request:
         """Raise `UsageError` for what no model could do."""
@@ -54,6 +60,8 @@ class Request:
         for what, size in (("height", self.height), ("width", self.width)):
             if size is not None and size > MOST_PIXELS:
                 raise UsageError(f"--{what} {size}: at most {MOST_PIXELS}")
+        if self.whole and not self.compile:
+            raise UsageError("--whole says how to compile", hint="give --compile too")
         if self.count < 1:
             raise UsageError(f"-n {self.count}: at least 1 image is needed")
         if not 0 <= self.seed < 2**63 - self.count:
@@ -112,7 +120,8 @@ class Request:
     @classmethod
     def from_json(cls, text: str) -> Request:
         values: dict[str, Any] = json.loads(text)
-        return cls(**{**values, "prompts": tuple(values["prompts"])})
+        sizes = tuple((height, width) for height, width in values["sizes"])
+        return cls(**{**values, "prompts": tuple(values["prompts"]), "sizes": sizes})
 
 
 @dataclass(frozen=True)
