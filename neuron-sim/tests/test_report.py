@@ -113,6 +113,23 @@ def test_a_failure_of_the_programs_own_is_told_apart(report):
     assert (code, found["program_exit_code"], found["verdict"]["word"]) == (1, 3, "failed")
 
 
+def test_a_program_that_leaves_by_os_exit_after_a_refusal_is_refused(report):
+    program = """
+    import os, torch
+    x = torch.ones(4, device="neuron")
+    if os.fork() == 0:
+        os._exit(0)
+    try:
+        x + torch.ones(4)
+    except RuntimeError:
+        os._exit(7)
+    """
+    code, found, _ = report(program)
+    assert (code, found["verdict"]["word"]) == (3, "refused")
+    assert len(found["processes"]) == 1
+    assert "is on cpu device, expected neuron" in found["verdict"]["why"][0]
+
+
 def test_two_ranks_are_merged(report):
     code, found, _ = report(
         """
@@ -147,6 +164,20 @@ def test_a_rank_that_is_refused_while_another_waits_for_it(report):
     assert found["verdict"]["why"][0].startswith("rank 1: Non-scalar tensor arg1 is on cpu device")
     assert len(found["processes"]) == 2
     assert time.monotonic() - start < 90
+
+
+def test_a_collectives_rule_is_told_with_its_details(rules):
+    from neuron_sim import NeuronRuleError, collectives
+
+    rules("sdk-2.33", "warn")
+    collectives.reset_counts()
+    for _ in range(2):
+        with pytest.raises(NeuronRuleError):
+            collectives.apply("topology", "init_process_group", "trn1.32xlarge: this one has 4")
+    [entry] = recorder.collect()["rules"]
+    assert (entry["rule"], entry["action"], entry["count"]) == ("topology", "refuse", 2)
+    assert entry["message"].startswith("no such group on trn1.32xlarge: this one has 4 [init_process_group at ")
+    collectives.reset_counts()
 
 
 def test_a_forked_childs_signals_are_its_own(python, tmp_path):

@@ -62,6 +62,14 @@ class CollectiveCount:
     bytes: int
 
 
+@dataclass
+class Applied:
+    """What was said the first time that a rule applied at a line, and how often it did."""
+
+    message: str
+    count: int = 0
+
+
 @cache
 def rules() -> dict[str, CollectiveRule]:
     """All rules by name."""
@@ -96,13 +104,14 @@ def apply(rule: str, op: str, detail: str = "") -> None:
     if book.strictness == "off":
         return
     text, where = rules()[rule], user_location()
-    with _lock:
-        _applied[rule, op, where] += 1
-        is_first = _applied[rule, op, where] == 1
     message = (
         f"{text.message.format(detail=detail)} [{op} at {where}; rule {rule} of profile {book.profile.name}; "
         f"{text.advice}]"
     )
+    with _lock:
+        first = _applied.setdefault((rule, op, where), Applied(message))
+        first.count += 1
+        is_first = first.count == 1
     if not text.tells or book.strictness == "raise":
         raise NeuronRuleError(message)
     if is_first:
@@ -122,8 +131,8 @@ def counts() -> list[CollectiveCount]:
         return [CollectiveCount(name, calls, _bytes[name]) for name, calls in sorted(_calls.items())]
 
 
-def applied() -> dict[tuple[str, str, Location], int]:
-    """How often each rule applied, by rule, operation and line."""
+def applied() -> dict[tuple[str, str, Location], Applied]:
+    """How often each rule applied, and in which words, by rule, operation and line."""
     with _lock:
         return dict(_applied)
 
@@ -139,7 +148,7 @@ def reset_counts() -> None:
 _lock = threading.Lock()
 _calls: Counter[str] = Counter()
 _bytes: Counter[str] = Counter()
-_applied: Counter[tuple[str, str, Location]] = Counter()
+_applied: dict[tuple[str, str, Location], Applied] = {}
 
 _OBJECT_COLLECTIVES = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 

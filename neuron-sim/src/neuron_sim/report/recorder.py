@@ -1,4 +1,4 @@
-"""Collects in the program's process, and writes at its end, also when it ends by an exception or by SIGTERM."""
+"""Collects in the program's process, and writes at its end, also at an exception, SIGTERM or `os._exit`."""
 
 import atexit
 import json
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from neuron_sim.errors import ConfigurationError, NeuronRuleError
 from neuron_sim.location import Location
@@ -32,6 +32,7 @@ def begin() -> None:
     counting.locate_syncs(True)
     atexit.register(write)
     _watch_exceptions()
+    _watch_quick_exit()
     termination.watch(_write_terminated)
 
 
@@ -45,6 +46,17 @@ def _watch_exceptions() -> None:
         original(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _watch_quick_exit() -> None:
+    """Ranks of a run often end by `os._exit`, to wait for nobody, and that runs no function at exit."""
+    original = os._exit
+
+    def write_and_exit(status: int) -> NoReturn:
+        write()
+        original(status)
+
+    os._exit = write_and_exit
 
 
 def refusal_behind(error: BaseException) -> str | None:
@@ -151,11 +163,10 @@ def _collective_rules(strictness: str) -> list[dict[str, Any]]:
     from neuron_sim import collectives
 
     entries = []
-    for (rule, op, where), count in collectives.applied().items():
-        text = collectives.rules()[rule]
-        action = "tell" if text.tells and strictness != "raise" else "refuse"
-        message = f"{text.message} [{op}; {text.advice}]"
-        entries.append({"rule": rule, "action": action, "op": op, **_place(where), "count": count, "message": message})
+    for (rule, op, where), found in collectives.applied().items():
+        action = "tell" if collectives.rules()[rule].tells and strictness != "raise" else "refuse"
+        said = {"count": found.count, "message": found.message}
+        entries.append({"rule": rule, "action": action, "op": op, **_place(where), **said})
     return entries
 
 
