@@ -12,7 +12,7 @@ pytest.importorskip("diffusers")
 Image = pytest.importorskip("PIL.Image")
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = {"neuron_eager": 1, "neuron_tensor_parallel": 2, "tensor_parallel": 8}
+EXAMPLES = {"neuron_eager": 1, "neuron_compiled": 1, "neuron_tensor_parallel": 2, "tensor_parallel": 8}
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from ..plan import ResolvedPlan, resolve, valid_degrees
 from ..plan.derive import Derivation, Proposal
 from ..plan.derive.record import Recorder
 from ..plan.derive.trace import first_line
+from ..plan.document import CHUNKED
 from .prove import Arguments, Comparison, against, finite, one_thread, randomised, search, tells, whole
 from .variants import mapped
 from .wide import dense_flex_attention
@@ -117,7 +118,7 @@ def _inside(name: str, path: str) -> bool:
 
 def _is_cut(name: str, resolved: ResolvedPlan) -> bool:
     """Whether a tensor is sharded along an axis; what is gathered is whole outside its own module."""
-    return name not in resolved.held and resolved.styles.get(name.rpartition(".")[0]) != "gathered"
+    return name not in resolved.held and resolved.styles.get(name.rpartition(".")[0]) not in CHUNKED
 
 
 def _outside(resolved: ResolvedPlan, paths: Sequence[str]) -> str:

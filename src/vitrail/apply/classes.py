@@ -1,4 +1,4 @@
-"""diffusers' classes by name."""
+"""The classes of diffusers and transformers by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import importlib
 import logging
 import pkgutil
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UsageError
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def model_class(name: str) -> type[Any]:
-    """The class of diffusers that is called ``name``. Raises `UsageError` with what is close."""
+    """The class of diffusers, or else of transformers, called ``name``. Raises `UsageError` with what is close."""
     import diffusers
     import diffusers.models
 
@@ -31,8 +32,19 @@ def model_class(name: str) -> type[Any]:
             continue
         if isinstance(found := getattr(module, name, None), type):
             return found
+    import transformers
+
+    if isinstance(found := getattr(transformers, name, None), type):
+        return found
     close = difflib.get_close_matches(name, probe_names(), 3)
     raise UsageError(
         f"diffusers {diffusers.__version__} has no class {name}",
         hint=f"did you mean {', '.join(close)}?" if close else "name a class, a model's folder or file.py:Class",
     )
+
+
+def made(cls: type[Any], config: Mapping[str, Any]) -> Any:
+    """A model of ``cls`` from the arguments of its constructor, or of its configuration's (transformers)."""
+    if cls.__module__.split(".")[0] == "transformers":
+        return cls(cls.config_class(**config))
+    return cls(**config)

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import DisagreementError, UnsupportedError, UsageError, VitrailError
 from ..plan import Plan, ResolvedPlan, resolve
+from ..plan.configuration import configuration
 from .agree import Agreement
 from .install import install, slice_tensors
 from .load import Request, load
@@ -165,7 +166,7 @@ def _refuse(model: nn.Module) -> None:
 
 
 def _described(model: nn.Module, resolved: ResolvedPlan) -> dict[str, str]:
-    config = {key: value for key, value in getattr(model, "config", {}).items() if not key.startswith("_")}
+    config = {key: value for key, value in configuration(model).items() if not key.startswith("_")}
     plan = (resolved.styles, resolved.shards, resolved.attributes)
     return {"the model's configuration": _digest(repr(config).encode()), "the plan": _digest(repr(plan).encode())}
 

@@ -23,16 +23,21 @@ from .modules import become
 
 def slice_tensors(model: nn.Module, shards: Mapping[str, Shard], rank: int, skip: frozenset[str] = frozenset()) -> None:
     """Replace every sharded tensor of ``model``, still whole, by the rank's slice, but those in ``skip``."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # one tensor under several names stays one
     for name, shard in shards.items():
         if name in skip:
             continue
         owner, _, attribute = name.rpartition(".")
         module = model.get_submodule(owner)
         tensor = getattr(module, attribute)
-        local = take(tensor.detach(), shard, rank)
-        if isinstance(tensor, nn.Parameter):
-            local = nn.Parameter(local, requires_grad=False)
-        setattr(module, attribute, local)
+        if id(tensor) not in made:
+            local = take(tensor.detach(), shard, rank)
+            made[id(tensor)] = tensor, nn.Parameter(local, requires_grad=False) if _is_parameter(tensor) else local
+        setattr(module, attribute, made[id(tensor)][1])
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
 
 
 def install(model: nn.Module, resolved: ResolvedPlan, rank: int, group: Group) -> None:
@@ -43,6 +48,8 @@ def install(model: nn.Module, resolved: ResolvedPlan, rank: int, group: Group) -
         if name == "":
             continue  # the model itself is guarded as a whole
         become(model.get_submodule(name), resolved.styles.get(name), resolved.degree, group, resolved.norms.get(name))
+        if resolved.styles.get(name) == "vocab":
+            vars(model.get_submodule(name))["first"] = _first(resolved.shards[f"{name}.weight"], rank)
     for name in resolved.reduced:
         owner, _, attribute = name.rpartition(".")
         add_up(model.get_submodule(owner), attribute, group)
@@ -71,6 +78,12 @@ def install(model: nn.Module, resolved: ResolvedPlan, rank: int, group: Group) -
         model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
     for name in resolved.untraced:
         model.get_submodule(name).register_forward_pre_hook(_Untraced(name))
+
+
+def _first(shard: Shard, rank: int) -> int:
+    """Where the rank's chunk of the dimension begins."""
+    assert shard.dim is not None
+    return -(-shard.shape[shard.dim] // shard.degree) * rank
 
 
 class _NewStep:

@@ -144,15 +144,19 @@ def load(
 ) -> None:
     """Read this rank's part of every tensor of ``model`` into it, one at a time, on ``device``."""
     with checkpoint:
+        made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # one tensor under several names is read once
         for name, tensor in model.state_dict(keep_vars=True).items():
+            owner, _, attribute = name.rpartition(".")
+            if id(tensor) in made:
+                setattr(model.get_submodule(owner), attribute, made[id(tensor)][1])
+                continue
             shard = shards.get(name) or Shard.whole(tuple(tensor.shape), 1)
             index = rank if name in shards else 0
             value = checkpoint.read(name, shard, index, dtype_rule(name, checkpoint.entries[name].dtype)).to(device)
-            owner, _, attribute = name.rpartition(".")
-            module = model.get_submodule(owner)
             if isinstance(tensor, nn.Parameter):
                 value = nn.Parameter(value, requires_grad=False)
-            setattr(module, attribute, value)
+            made[id(tensor)] = tensor, value
+            setattr(model.get_submodule(owner), attribute, value)
     stored = frozenset(model.state_dict(keep_vars=True))
     slice_tensors(model, shards, rank, skip=stored)
     # Non-persistent buffers are in no checkpoint; left behind, they meet the weights on another device.

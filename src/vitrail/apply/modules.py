@@ -103,6 +103,23 @@ class GatheredEmbedding(GuardedSlice, nn.Embedding):
         return gather_columns(super().forward(input), self.degree, self.embedding_dim, self.group, self)
 
 
+class VocabEmbedding(GuardedSlice, nn.Embedding):
+    """Holds rows of the table, from ``first`` on; vectors of other rows are zeros here, and added up over the ranks."""
+
+    group: Group
+    first: int
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = self.weight.shape[0]
+        local = input - self.first
+        here = (local >= 0) & (local < rows)
+        if rows:
+            found = nn.functional.embedding(local.clamp(0, rows - 1), self.weight)
+        else:  # fewer rows than ranks
+            found = self.weight.new_zeros(*input.shape, self.embedding_dim)
+        return reduce_sum(found * here.unsqueeze(-1).to(found.dtype), self.group, self)
+
+
 class _ShardedNorm(GuardedSlice):
     """RMS or layer norm over a sharded last dim. Statistics are in float32 at least, and of the true width."""
 
@@ -146,7 +163,7 @@ def become(module: nn.Module, style: Style | None, degree: int, group: Group, no
     """Make ``module``, whose tensors are already the rank's slices, behave as ``style`` (None: as it is)."""
     values = vars(module)
     weight = getattr(module, "weight", None)
-    if style in ("rowwise", "gathered", "norm"):
+    if style in ("rowwise", "gathered", "norm", "vocab"):
         values["group"] = group
     if style in ("gathered", "norm"):
         values["degree"] = degree
@@ -168,6 +185,8 @@ def become(module: nn.Module, style: Style | None, degree: int, group: Group, no
         assert isinstance(weight, torch.Tensor)
         values["in_channels"] = weight.shape[1]
         module.__class__ = sharded_class(type(module), _Rowwise)
+    elif style == "vocab":
+        module.__class__ = VocabEmbedding
     elif style == "gathered" and isinstance(module, nn.Embedding):
         module.__class__ = GatheredEmbedding
     elif style == "gathered":

@@ -14,13 +14,14 @@ from torch import nn
 
 from ..errors import VitrailError
 from ..plan.catalog import is_known, probes
+from ..plan.configuration import configuration
 from ..plan.derive import Derivation
 from ..plan.guess import guess_inputs
 from ..plan.probe import Probe
 from ..plan.skeleton import skeleton
 from ..plan.structure import structure
 from .blocks import most_numel, numel
-from .classes import model_class
+from .classes import made, model_class
 from .prove import Arguments, one_thread, randomised, whole
 from .variants import arguments_of, converted, other_batches, varied
 from .variants import longer as longer_ones
@@ -55,11 +56,11 @@ class Trial:
 def trial_of(probe: Probe, config: Mapping[str, Any] | None = None) -> Trial:
     """A probe's model and calls, with another configuration if one is given."""
     cls = model_class(probe.model)
-    model = skeleton(lambda: cls(**dict(probe.config if config is None else config))).eval()
-    names = dict(getattr(model, "config", config or probe.config))
+    model = skeleton(lambda: made(cls, probe.config if config is None else config)).eval()
+    names = configuration(model) or dict(config or probe.config)
     alone, borrowed = None, dict[str, str]()
     if (other := probe.borrows) is not None:
-        partner = skeleton(lambda: model_class(other.model)(**dict(other.config))).eval()
+        partner = skeleton(lambda: made(model_class(other.model), other.config)).eval()
         alone = copy.deepcopy(model)
         own = {name for name, _ in model.named_parameters()}
         model = getattr(cls, other.by)(model, partner)
@@ -99,7 +100,7 @@ def probe_trials(model: nn.Module) -> list[Trial]:
 
 def _probe_calls(model: nn.Module) -> tuple[dict[str, Mapping[str, Any]], list[Arguments]] | None:
     """The calls of the class's probes that ``model``, of a structure none of them has, can run."""
-    names = dict(getattr(model, "config", {}))
+    names = configuration(model)
     calls: dict[str, Mapping[str, Any]] = {}
     arguments: list[Arguments] = []
     for probe in probes(type(model).__name__):

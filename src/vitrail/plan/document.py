@@ -18,7 +18,9 @@ _KEYS = {
     "verified",
 }  # fmt: skip
 
-Style: TypeAlias = Literal["colwise", "rowwise", "gathered", "norm", "depthwise"]
+Style: TypeAlias = Literal["colwise", "rowwise", "gathered", "norm", "depthwise", "vocab"]
+# Cut in chunks of one length: nothing is said of what the dimension consists of.
+CHUNKED: tuple[Style, ...] = ("gathered", "vocab")
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,12 @@ class Rule:
     ``colwise`` shards the output features and leaves the output sharded; ``rowwise`` takes a sharded input and adds
     up the ranks' partial sums (its bias is added after the reduce: replicated); ``gathered`` shards the output
     features and gathers the output whole; ``norm`` normalises over a sharded dimension, adding up the ranks' sums;
-    ``depthwise`` is a convolution of each channel by itself. ``parts`` name, in order, what the sharded dimension
-    consists of: formulas over axes (``heads*64``), or proportions as integers. ``optional`` rules may match nothing.
-    Modules that hold no more than the part ``above`` of the model's parameters are left whole: a collective of their
-    own would not be worth it. Gathered modules that name the same ``together`` are given the same input in a step, and
-    are gathered at once.
+    ``depthwise`` is a convolution of each channel by itself; ``vocab`` shards the rows of an embedding, looks up those
+    it has and adds up over the ranks, for a table that is also a linear's weight. ``parts`` name, in order, what the
+    sharded dimension consists of: formulas over axes (``heads*64``), or proportions as integers. ``optional`` rules may
+    match nothing. Modules that hold no more than the part ``above`` of the model's parameters are left whole: a
+    collective of their own would not be worth it. Gathered modules that name the same ``together`` are given the same
+    input in a step, and are gathered at once.
     """
 
     module: str
@@ -216,8 +219,8 @@ class Plan:
             if rule.style not in get_args(Style):
                 raise PlanError(f"{where}: module {rule.module!r} has style {rule.style!r}; known: {get_args(Style)}")
             here = f"{where}: module {rule.module!r}"
-            if (rule.style == "gathered") == bool(rule.parts):
-                needs = "no parts" if rule.style == "gathered" else "the parts its sharded dimension consists of"
+            if (rule.style in CHUNKED) == bool(rule.parts):
+                needs = "no parts" if rule.style in CHUNKED else "the parts its sharded dimension consists of"
                 raise PlanError(f"{here} is {rule.style}, which takes {needs}")
             self._check_parts(rule.parts, here)
         for name, cut in self.tensors.items():

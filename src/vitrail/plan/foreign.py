@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import PlanError
+from .configuration import configuration
 from .document import Axis, Plan, Rule, Style
 
 _STYLES: dict[str, Style] = {"colwise": "colwise", "rowwise": "rowwise"}
@@ -39,7 +40,7 @@ def from_diffusers(flat: Mapping[str, Any], model: nn.Module) -> Plan:
             if kind == "colwise" and isinstance(heads, int) and not isinstance(heads, bool) and parent:
                 axes[f"heads{heads}"] = Axis(size=heads, width=1, what="attention heads")
                 attributes[f"{parent}.heads"] = f"heads{heads}"
-    heads = getattr(model, "config", {}).get("num_attention_heads")
+    heads = configuration(model).get("num_attention_heads")
     if isinstance(heads, int):
         axes[f"heads{heads}"] = Axis(size=heads, width=1, what="attention heads")
     return Plan(type(model).__name__, axes, tuple(rules), attributes, source="diffusers' form")

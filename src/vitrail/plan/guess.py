@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import UnsupportedError
+from .configuration import configuration
 from .derive import Derivation
 
 BATCH, TOKENS, TEXT, SIDE, FRAMES = 2, 12, 7, 8, 3
@@ -101,7 +102,7 @@ def _options(name: str, index: int, widths: list[int], model: nn.Module) -> Iter
 
 def _preferred(name: str, widths: list[int], model: nn.Module) -> list[int]:
     """The widths, those the configuration names for such an input first."""
-    config: Mapping[str, Any] = getattr(model, "config", {})
+    config = configuration(model)
     if _TEXTS.search(name):
         keys = re.compile(r"text|joint|cross|context|caption|cond|txt")
     else:

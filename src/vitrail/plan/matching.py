@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import PlanError
-from .document import Cut, Held, Plan, Rule, Style
+from .document import CHUNKED, Cut, Held, Plan, Rule, Style
 from .norms import Norm
 from .sizes import Match, attribute_holders, matches, split_attribute
 from .skeleton import tied_parameters
@@ -58,6 +58,7 @@ class Matching:
         self.held: dict[str, int] = {}
         for pattern, held in plan.held.items():
             self._hold(pattern, held)
+        self._check_ties()
         if not self.tensors and not self.chunked:
             raise PlanError(f"{self.where} shards nothing of {type(model).__name__}")
         self.counted = list(self._counted())
@@ -81,7 +82,7 @@ class Matching:
         if rule.style == "norm":
             return
         # A subclass may do more in its forward than multiply, and what that does to a shard is not known.
-        known = (*LINEAR, nn.Embedding) if rule.style == "gathered" else LINEAR
+        known = {"gathered": (*LINEAR, nn.Embedding), "vocab": (nn.Embedding,)}.get(rule.style, LINEAR)
         if type(module) not in known:
             raise PlanError(
                 f"{self.where} shards {name!r}, which is a {type(module).__name__}; it can only shard Linear, "
@@ -104,20 +105,20 @@ class Matching:
             return
         weight = getattr(module, "weight", None)
         assert isinstance(weight, nn.Parameter)
-        self._untied(f"{name}.weight")
         bias = getattr(module, "bias", None)
         shape = tuple(weight.shape)
-        if rule.style == "gathered":
+        if rule.style in CHUNKED:
             if self._small(name, weight, rule.above):
                 return
             self.styles[name] = rule.style
             if rule.together and type(module) is nn.Linear:
                 self.together[name] = rule.together
-            dim = 1 if isinstance(module, nn.Embedding) else 0
+            dim = 1 if isinstance(module, nn.Embedding) and rule.style == "gathered" else 0
             self.chunked.append((f"{name}.weight", shape, dim))
             if isinstance(bias, nn.Parameter):
                 self.chunked.append((f"{name}.bias", tuple(bias.shape), 0))
             return
+        self._untied(f"{name}.weight")
         self.styles[name] = rule.style
         dim = 1 if rule.style == "rowwise" else 0
         self.tensors.append(CutTensor(f"{name}.weight", shape, dim, rule.parts, match.key))
@@ -170,6 +171,16 @@ class Matching:
     def _untied(self, name: str) -> None:
         if name in self.tied:
             raise PlanError(f"{self.where}: {name} is tied to {self.tied[name]}, so it cannot be cut alone")
+
+    def _check_ties(self) -> None:
+        """A tensor under several names is cut under all of them, and alike."""
+        dims = {name: dim for name, _, dim in self.chunked}
+        for name, other in self.tied.items():
+            if name in dims and dims[name] != dims.get(other):
+                raise PlanError(
+                    f"{self.where}: {name} is tied to {other}, so it cannot be cut alone",
+                    hint="an embedding that is also a linear's weight takes the style vocab, the linear gathered",
+                )
 
     def _counted(self) -> Iterator[tuple[Match, str, str, int]]:
         """Every attribute to rescale: the module, the attribute, its formula and value."""

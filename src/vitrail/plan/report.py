@@ -16,6 +16,7 @@ from .resolved import ResolvedPlan
 _WORDS = {
     "colwise": "its output features are shared out, and its output stays so. No collective.",
     "rowwise": "its input is shared out; the ranks' partial sums are added up by one all-reduce, then the bias.",
+    "vocab": "each rank looks up the rows that it has; one all-reduce puts the vectors together.",
     "gathered": "each rank makes some of its output columns, and one all-gather makes the output whole.",
     "norm": "it normalises over a dimension that is shared out; the ranks' statistics are combined, not the values.",
     "depthwise": "each rank convolves its own channels. No collective.",

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import PlanError
 from ..layout import Formula, join
+from .configuration import configuration
 from .document import Plan
 
 
@@ -118,8 +119,7 @@ class Sizes:
             if value is None:
                 return None
         else:
-            config: Any = getattr(self.model.get_submodule(owner) if colon else self.model, "config", {})
-            value = config.get(text) if hasattr(config, "get") else None
+            value = configuration(self.model.get_submodule(owner) if colon else self.model).get(text)
         if isinstance(value, bool) or not isinstance(value, int):
             raise PlanError(
                 f"{self.where}: {what} is sized by {text!r}, which {type(self.model).__name__}'s configuration "

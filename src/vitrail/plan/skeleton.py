@@ -64,14 +64,14 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
 
     A module that the model has under several names is one module: its parameters are not tied by that.
     """
+    return {name: names[1] if name == names[0] else names[0] for names in tied_groups(model) for name in names}
+
+
+def tied_groups(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter that several modules hold."""
     owners: dict[int, list[str]] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 owners.setdefault(id(parameter), []).append(f"{path}.{name}" if path else name)
-    return {
-        name: names[1] if name == names[0] else names[0]
-        for names in owners.values()
-        if len(names) > 1
-        for name in names
-    }
+    return [names for names in owners.values() if len(names) > 1]

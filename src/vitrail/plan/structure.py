@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .configuration import configuration
 from .derive import RULES_VERSION
 from .derive.numbers import holders
 from .derive.write import Patterns
@@ -29,15 +30,20 @@ def structure(model: nn.Module) -> dict[str, Any]:
     patterns = Patterns(modules)
     tensors = sorted({(patterns.of(name), parameter.dim()) for name, parameter in model.named_parameters()})
     classes = sorted({(patterns.of(name), _name(type(module))) for name, module in modules.items()})
-    return {"tensors": tensors, "classes": classes, "config": _words(getattr(model, "config", {}))}
+    return {"tensors": tensors, "classes": classes, "config": _words(configuration(model))}
 
 
 def _words(config: Any) -> dict[str, Any]:
     return {
-        key: value
+        key: _words(value) if isinstance(value, dict) else value
         for key, value in sorted(config.items())
-        if not key.startswith("_") and isinstance(value, (bool, str))
+        if not key.startswith("_") and (isinstance(value, (bool, str)) or _is_nested(key, value))
     }
+
+
+def _is_nested(key: str, value: Any) -> bool:
+    """The configuration of a part, as models of text and pictures have."""
+    return key.endswith("_config") and isinstance(value, dict)
 
 
 def _name(cls: type) -> str:

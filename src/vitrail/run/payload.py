@@ -13,6 +13,7 @@ from torch import nn
 from ..apply.prove import quiet
 from ..plan import ResolvedPlan
 from ..plan.catalog import probes
+from ..plan.configuration import configuration
 from ..plan.derive import Derivation
 from ..plan.probe import Probe
 
@@ -76,7 +77,7 @@ def _elements(model: nn.Module, resolved: ResolvedPlan, probe: Probe, sizes: Map
     names: dict[nn.Module, str] = {}
     handles = []
     for name, style in resolved.styles.items():
-        if style in ("rowwise", "gathered", "norm"):
+        if style in ("rowwise", "gathered", "norm", "vocab"):
             module = model.get_submodule(name)
             names[module] = name
 
@@ -84,7 +85,7 @@ def _elements(model: nn.Module, resolved: ResolvedPlan, probe: Probe, sizes: Map
                 count(module, output, style)
 
             handles.append(module.register_forward_hook(hook))
-    config = dict(getattr(model, "config", {}))
+    config = configuration(model)
     probe = Probe(probe.model, probe.name, probe.config, (sizes,), probe.inputs)
     try:
         Derivation.of(model, {"": probe.make(next(iter(probe.inputs)), 0, config=config)})

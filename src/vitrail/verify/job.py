@@ -19,6 +19,7 @@ from ..apply.prove import randomised, relative_error
 from ..apply.trial import trials_for
 from ..apply.wide import Wide, dense_flex_attention
 from ..plan import Plan
+from ..plan.configuration import configuration
 from ..run.rank import die_with_parent, guarded
 from ..run.ranks import joined
 from ..run.subject import Subject, dtype_of, find
@@ -81,7 +82,7 @@ def compare_checkpoint(
 def _arguments_for(subject: Subject, trial: Any, dtype: torch.dtype) -> dict[str, Any]:
     from ..plan.catalog import probes
 
-    config = dict(getattr(subject.model, "config", {}))
+    config = configuration(subject.model)
     for probe in probes(type(subject.model).__name__):
         if probe.name == trial.probe:
             return probe.make(next(iter(probe.inputs)), 0, config=config, dtype=dtype)

@@ -92,7 +92,9 @@ def _planned(
 ) -> int:
     """The collectives of the plan's modules; a held parameter's are as many as it is read."""
     families = resolved.together
-    communicating = {name for name, style in resolved.styles.items() if style in ("rowwise", "gathered", "norm")}
+    communicating = {
+        name for name, style in resolved.styles.items() if style in ("rowwise", "gathered", "norm", "vocab")
+    }
     held = {name.rpartition(".")[0] for name in (*resolved.held, *resolved.reduced)}
     count = sum(name in communicating and name not in families for name, _ in calls)
     met: set[str] = set()

@@ -9,6 +9,7 @@ from ..apply.trial import Trial, trial_of, trials_for
 from ..errors import UnsupportedError
 from ..plan import Plan, valid_degrees
 from ..plan.catalog import is_known, probes
+from ..plan.configuration import configuration
 from ..run.planning import plan_of
 from ..run.subject import Subject
 
@@ -39,7 +40,7 @@ def cases(subject: Subject, degree: int) -> list[Case]:
     if probe is not None and numel(subject.model) <= most_numel():
         plan = plan_of(trial.model, subject.inputs)
         if degree not in valid_degrees(plan, trial.model) and degree in valid_degrees(plan, subject.model):
-            trial = trial_of(probe, dict(subject.model.config))  # type: ignore[arg-type]
+            trial = trial_of(probe, configuration(subject.model))
     return [Case(subject.name, trial)]
 
 

@@ -67,8 +67,8 @@ def probes(name: str) -> tuple[Probe, ...]:
 
 
 def is_known(model_class: type) -> bool:
-    """Whether this is exactly a class of diffusers, not one of the same name or derived from one."""
-    return model_class.__module__.split(".")[0] == "diffusers"
+    """Whether this is exactly a class of diffusers or transformers, not one of the same name or derived from one."""
+    return model_class.__module__.split(".")[0] in ("diffusers", "transformers")
 
 
 def lookup(model: nn.Module) -> Plan | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from ..norms import Norm, recognise
+from ..skeleton import tied_groups
 from .axes import Axis, factors, find, leaves, terms
 from .numbers import is_builtin
 from .record import Contraction, Crossing, Recorder
@@ -36,6 +37,7 @@ class Choice:
     groups: list[Group] = field(default_factory=list)
     rowwise: dict[str, int] = field(default_factory=dict)
     gathered: dict[str, int] = field(default_factory=dict)
+    vocab: set[str] = field(default_factory=set)
     bare: set[str] = field(default_factory=set)
     norms: dict[str, Norm] = field(default_factory=dict)
     together: dict[str, int] = field(default_factory=dict)
@@ -321,12 +323,34 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
         if type(module) is nn.Embedding and free and not module.max_norm:
             choice.gathered.setdefault(path, 0)
     _join(recorder, choice)
+    _share_tables(recorder, choice)
     # Any other weight is kept in parts and gathered at use, which is right whatever is done with it.
     for name, source in recorder.sources.items():
-        left = name not in choice.dims and name.rpartition(".")[0] not in choice.gathered and name not in recorder.kept
+        path = name.rpartition(".")[0]
+        left = name not in choice.dims and path not in choice.gathered and name not in recorder.kept
         if source.kind == "parameter" and source.tensor.dim() > 1 and left:
             sizes = list(source.tensor.shape)
             choice.held[name] = sizes.index(max(sizes))
+
+
+def _share_tables(recorder: Recorder, choice: Choice) -> None:
+    """Tables of embeddings that several modules hold: by columns among embeddings, by rows beside a linear."""
+    for names in tied_groups(recorder.model):
+        owners = [name.rpartition(".")[0] for name in names]
+        modules = [recorder.modules[path] for path in owners]
+        users = recorder.users[names[0]]
+        plain = all(
+            type(module) in (nn.Embedding, nn.Linear) and "forward" not in vars(module) and name.endswith(".weight")
+            for module, name in zip(modules, names, strict=True)
+        )
+        if not plain or not users <= set(owners) or any(getattr(module, "max_norm", None) for module in modules):
+            continue
+        rows = any(isinstance(module, nn.Linear) for module in modules)
+        for path, module in zip(owners, modules, strict=True):
+            if rows and isinstance(module, nn.Embedding):
+                choice.vocab.add(path)
+            else:
+                choice.gathered.setdefault(path, 0)
 
 
 def _join(recorder: Recorder, choice: Choice) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from ...errors import PlanError
+from ..configuration import configuration
 from ..document import Plan
 from ..resolve import resolve
 from .write import Patterns
@@ -49,7 +50,7 @@ def portable(plan: Plan, model: nn.Module) -> Plan:
 
 def _evidence(model: nn.Module, number: int) -> Iterator[str]:
     """Keys of the configuration and attributes of modules that have the value ``number``."""
-    config = getattr(model, "config", {})
+    config = configuration(model)
     for key in ("attention_head_dim", "num_attention_heads", *config):
         value = config.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value == number:

@@ -363,9 +363,14 @@ def _is_tensor(item: Any) -> bool:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested tuples, lists, dicts and output objects."""
+    """Every tensor in nested tuples, lists, dicts and output objects.
+
+    A cache of keys and values (transformers) is a rank's own: it goes from one step to the next, with its heads alone.
+    """
     if isinstance(value, torch.Tensor):
         yield value
+    elif any(base.__module__ == "transformers.cache_utils" for base in type(value).__mro__):
+        return
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item)

@@ -229,6 +229,8 @@ def write(
             add(
                 pattern, Rule(pattern, "gathered", above=WORTH, together=together, why=_refusal(recorder, choice, path))
             )
+        if path in choice.vocab:
+            add(pattern, Rule(pattern, "vocab", above=WORTH))
         for name in by_module[path]:
             dim = choice.dims[name]
             parts = _parts(names.formula(recorder.sources[name].axes[dim]))
@@ -355,6 +357,8 @@ def _separate(recorder: Recorder, choice: Choice, patterns: Patterns) -> None:
             kind = "held"
         elif path in choice.gathered:
             kind = ("gathered", choice.together.get(path))
+        elif path in choice.vocab:
+            kind = "vocab"
         if dim is not None:
             kind = (dim, kind, name in choice.bare, _structure(recorder.sources[name].axes[dim], chosen))
         kinds[patterns.of(name)].add(kind)
@@ -385,7 +389,7 @@ def _whole_reasons(recorder: Recorder, choice: Choice, patterns: Patterns) -> di
     for name, source in recorder.sources.items():
         if source.kind != "parameter" or source.tensor.dim() < 2 or name in choice.dims:
             continue
-        if name.rpartition(".")[0] in choice.gathered or name in choice.held:
+        if name.rpartition(".")[0] in {*choice.gathered, *choice.vocab} or name in choice.held:
             continue
         reasons = [choice.reasons[leaf] for axis in source.axes for leaf in leaves(axis) if choice.reasons.get(leaf)]
         why = "; ".join(dict.fromkeys(reasons)) or "nothing contracts what it makes"
