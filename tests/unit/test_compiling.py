@@ -105,6 +105,6 @@ def test_what_cannot_be_compiled_is_refused(pipeline):
 
 
 def test_counts_are_differences():
-    assert Counts(3, 2, 1, 2, 4) - Counts(1, 1, 0, 1, 4) == Counts(2, 1, 1, 1, 0)
+    assert Counts(3, 2, 1, 2, 2, 4) - Counts(1, 1, 0, 1, 2, 4) == Counts(2, 1, 1, 1, 0, 0)
     assert Counts(1, 1) + Counts(2, 1, 1) == Counts(3, 2, 1)
     assert counts("cpu").graphs >= 0

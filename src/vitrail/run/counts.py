@@ -9,20 +9,20 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 
-COUNTED = ("inductor", "neuron")
-
 
 @dataclass(frozen=True)
 class Counts:
     """``graphs`` were asked for; ``compiled`` of them were compiled, ``found`` were in a cache on disk.
 
-    ``kept`` of the compiled ones were written to the cache. ``breaks`` counts places where a graph had to be split.
+    ``kept`` of the compiled ones were written to the cache. ``traced`` went through AOTAutograd, which a graph that is
+    found need not. ``breaks`` counts places where a graph had to be split.
     """
 
     graphs: int = 0
     compiled: int = 0
     found: int = 0
     kept: int = 0
+    traced: int = 0
     breaks: int = 0
 
     def __sub__(self, other: Counts) -> Counts:
@@ -42,8 +42,7 @@ def counts(device: str) -> Counts:
     counters = dynamo.counters
     breaks = sum(counters["graph_break"].values())
     if device == "neuron":
-        own = _neuron()
-        return Counts(**own, breaks=breaks) if own else Counts(counters["stats"]["unique_graphs"], breaks=breaks)
+        return _neuron(breaks) or Counts(graphs=counters["stats"]["unique_graphs"], breaks=breaks)
     cache = counters["aot_autograd"]
     found = cache["autograd_cache_hit"]
     return Counts(
@@ -51,10 +50,22 @@ def counts(device: str) -> Counts:
         compiled=cache["total"] - found,
         found=found,
         kept=cache["autograd_cache_saved"],
+        traced=cache["total"] - found,
         breaks=breaks,
     )
 
 
-def _neuron() -> dict[str, int] | None:
+def _neuron(breaks: int) -> Counts | None:
     """The simulated backend's own counts; the real one tells none."""
-    return None
+    artifacts, opcache = sys.modules.get("neuron_sim.compile.artifacts"), sys.modules.get("neuron_sim.opcache")
+    if artifacts is None or opcache is None:
+        return None
+    own = artifacts.totals
+    return Counts(
+        graphs=own.compiled + own.disk_hits,
+        compiled=own.compiled,
+        found=own.disk_hits,
+        kept=own.compiled if opcache.current().disk is not None else 0,
+        traced=own.aot_autograd,
+        breaks=breaks,
+    )
