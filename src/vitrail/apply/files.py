@@ -10,14 +10,16 @@ from typing import Any
 from ..errors import CheckpointError, UnsupportedError
 from .checkpoint import Checkpoint
 
-STEM = "diffusion_pytorch_model"
+DIFFUSERS, TRANSFORMERS = "diffusion_pytorch_model", "model"
 
 
-def find(path: str, subfolder: str | None, variant: str | None, hub: Mapping[str, Any]) -> Checkpoint:
-    """The checkpoint of a diffusers model, by diffusers' own naming. Reads headers, no tensors."""
+def find(
+    path: str, subfolder: str | None, variant: str | None, hub: Mapping[str, Any], stem: str = DIFFUSERS
+) -> Checkpoint:
+    """The checkpoint of a model, by its library's own naming. Reads headers, no tensors."""
     dotted = f".{variant}" if variant else ""
-    index_name = f"{STEM}.safetensors.index{dotted}.json"
-    single_name = f"{STEM}{dotted}.safetensors"
+    index_name = f"{stem}.safetensors.index{dotted}.json"
+    single_name = f"{stem}{dotted}.safetensors"
     folder = Path(path) / (subfolder or "")
     if Path(path).is_dir():
         if (index := folder / index_name).is_file():

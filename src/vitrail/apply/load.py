@@ -65,7 +65,12 @@ class Request:
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise UsageError(f"dtype must be a floating-point torch.dtype, not {dtype!r}")
         hub = {name: rest.pop(name) for name in _HUB if name in rest}
-        return cls(model_class, str(path), rest.pop("subfolder", None), rest.pop("variant", None), dtype, hub, rest)
+        kind = cls
+        if model_class.__module__.split(".")[0] == "transformers":
+            from .encoder import EncoderRequest
+
+            kind = EncoderRequest
+        return kind(model_class, str(path), rest.pop("subfolder", None), rest.pop("variant", None), dtype, hub, rest)
 
     def skeleton(self) -> nn.Module:
         """The model with its parameters on meta. Buffers are real: what ``__init__`` computed cannot be loaded."""
@@ -94,16 +99,17 @@ class Request:
 
     def checkpoint(self, model: nn.Module) -> Checkpoint:
         """The files, checked against ``model``: every tensor there, with the right shape."""
-        checkpoint = find(self.path, self.subfolder, self.variant, self.hub)
+        checkpoint = self.files(model)
         where = f"the checkpoint at {self.path}" + (f"/{self.subfolder}" if self.subfolder else "")
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        if missing := sorted(set(expected) - set(checkpoint.entries)):
+        lacking = sorted(set(expected) - set(checkpoint.entries))
+        if missing := [name for name in lacking if not self.may_lack(model, name)]:
             raise CheckpointError(
                 f"{where} lacks {len(missing)} of {len(expected)} tensors of {type(model).__name__}, "
                 f"the first {missing[0]!r}"
             )
         for name, shape in expected.items():
-            if checkpoint.entries[name].shape != shape:
+            if name in checkpoint.entries and checkpoint.entries[name].shape != shape:
                 raise CheckpointError(
                     f"{where}: tensor {name!r} has shape {checkpoint.entries[name].shape} in "
                     f"{checkpoint.entries[name].file.name}, but {type(model).__name__}'s configuration makes it {shape}"
@@ -114,13 +120,21 @@ class Request:
             log.warning("%s has %d tensors that the model does not use: %s", where, len(unexpected), unexpected[:5])
         return checkpoint
 
-    def dtype_for(self, model: nn.Module) -> _DtypeRule:
+    def files(self, model: nn.Module) -> Checkpoint:  # noqa: ARG002 - what renames needs it
+        """The tensors in the files, by the model's names."""
+        return find(self.path, self.subfolder, self.variant, self.hub)
+
+    def may_lack(self, model: nn.Module, name: str) -> bool:  # noqa: ARG002
+        """Whether the files may lack a tensor that the model computes by itself."""
+        return False
+
+    def dtype_for(self, model: nn.Module) -> DtypeRule:
         keep = getattr(model, "_keep_in_fp32_modules", None) or []
-        return _DtypeRule(self.dtype or torch.get_default_dtype(), tuple([keep] if isinstance(keep, str) else keep))
+        return DtypeRule(self.dtype or torch.get_default_dtype(), tuple([keep] if isinstance(keep, str) else keep))
 
 
 @dataclass(frozen=True)
-class _DtypeRule:
+class DtypeRule:
     """diffusers' rule: only floating-point tensors are converted, and the modules a class names stay in float32."""
 
     dtype: torch.dtype
@@ -139,7 +153,7 @@ def load(
     checkpoint: Checkpoint,
     shards: Mapping[str, Shard],
     rank: int,
-    dtype_rule: _DtypeRule,
+    dtype_rule: DtypeRule,
     device: torch.device,
 ) -> None:
     """Read this rank's part of every tensor of ``model`` into it, one at a time, on ``device``."""
@@ -149,6 +163,8 @@ def load(
             owner, _, attribute = name.rpartition(".")
             if id(tensor) in made:
                 setattr(model.get_submodule(owner), attribute, made[id(tensor)][1])
+                continue
+            if name not in checkpoint.entries:  # what its __init__ computed stays
                 continue
             shard = shards.get(name) or Shard.whole(tuple(tensor.shape), 1)
             index = rank if name in shards else 0

@@ -1,0 +1,42 @@
+"""Checkpoints of transformers models, whose tensors may bear names of an earlier layout.
+
+Uses the tables that transformers renames by, which are private to it (tested: 5.24): `get_model_conversion_mapping` and
+`rename_source_key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from ..errors import UnsupportedError
+from .checkpoint import Entry
+
+
+def renamed(entries: Mapping[str, Entry], model: nn.Module) -> dict[str, Entry]:
+    """The tensors by the names that ``model`` has for them, as its own loader would rename them.
+
+    Raises `UnsupportedError` for tensors that the loader would put together or take apart.
+    """
+    wanted: dict[str, Any] = model.state_dict()
+    transforms: list[Any] = get_model_conversion_mapping(model, None, None)
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    prefix: Any = getattr(model, "base_model_prefix", "")
+    found: dict[str, Entry] = {}
+    for name, entry in sorted(entries.items()):
+        new, converter = rename_source_key(name, renamings, converters, prefix, wanted)
+        if new not in wanted and name in wanted:
+            new, converter = rename_source_key(name, [], [], prefix, wanted)
+        if converter is not None and new in wanted:
+            raise UnsupportedError(
+                f"{entry.file} has {name!r} in an earlier layout, which has to be put together for "
+                f"{type(model).__name__}, and a rank's slice cannot be read out of it",
+                hint="load the model with transformers once and save it again: model.save_pretrained(folder)",
+            )
+        found[new] = entry
+    return found
