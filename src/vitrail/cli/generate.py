@@ -36,10 +36,12 @@ def generate(
     count: Annotated[int, Parameter(name=["--count", "-n"])] = 1,
     compile_: Annotated[bool, Parameter(name="--compile", negative="")] = False,
     whole: Annotated[bool, Parameter(negative="")] = False,
+    shard: str | None = None,
+    free_text_encoder: Annotated[bool, Parameter(negative="")] = False,
     like: Path | None = None,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """Make pictures, with the model's transformer sharded over --tp ranks.
+    """Make pictures, with the model's transformer and text encoders sharded over --tp ranks.
 
     Starts its own ranks, or joins when RANK is set: torchrun --nproc-per-node 2 -m vitrail generate ... is the same
     job. Prints the paths of the pictures.
@@ -75,6 +77,10 @@ def generate(
         `vitrail compile` was there before.
     whole
         Compile whole models, not their repeated blocks.
+    shard
+        What to shard: transformer, text_encoder, both with a comma between, or none. Default: all that can be.
+    free_text_encoder
+        Encode all prompts first, and give the encoders' memory back before denoising.
     like
         A picture made by vitrail: take its prompt, seed, size, steps, model and dtype where not given here.
     json_
@@ -100,6 +106,8 @@ def generate(
         as_json=json_,
         compile=compile_,
         whole=whole,
+        shard=parts(shard),
+        free_text_encoder=free_text_encoder,
     )
     if like is not None:
         request = _like(request, like, seed)
@@ -117,6 +125,11 @@ def run(request: Any, tell: Callable[[Any, dict[str, Any]], None]) -> None:
         return
     check_launcher()
     guarded(lambda: _join(request, tell), quiet=False)
+
+
+def parts(shard: str | None) -> tuple[str, ...] | None:
+    """What ``--shard`` names."""
+    return None if shard is None else tuple(part.strip() for part in shard.split(","))
 
 
 def _prompts(given: list[str]) -> tuple[str, ...]:

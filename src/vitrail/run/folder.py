@@ -71,6 +71,15 @@ def denoisers(index: dict[str, Any], folder: Path) -> dict[str, str]:
     return found
 
 
+def encoders(index: dict[str, Any]) -> dict[str, str]:
+    """The text and picture encoders of transformers, by name, with their class."""
+    return {
+        name: kind
+        for name, (library, kind) in components(index).items()
+        if library == "transformers" and "encoder" in name
+    }
+
+
 def check_files(folder: Path, index: dict[str, Any]) -> None:
     """Raise `CheckpointError` for a safetensors file that is truncated or damaged, or missing though an index names it.
 

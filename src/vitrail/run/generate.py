@@ -24,6 +24,7 @@ from . import png
 from .compiling import compile_pipeline
 from .counts import counts
 from .pipelines import load_pipeline, package_versions
+from .prompts import FEW, encode_only, free, remember
 from .rank import lost_touch, out_of_memory
 from .ranks import host_group
 from .request import Picture, Request
@@ -50,6 +51,9 @@ def generate(request: Request, folder: Path) -> dict[str, Any]:
     if request.compile:
         compile_pipeline(pipeline, whole=request.whole)
     pictures = request.pictures()
+    encoders = remember(pipeline, None if request.free_text_encoder else FEW)
+    if request.free_text_encoder:
+        clock["encode"] += _encode_all(pipeline, pictures, arguments, encoders)
     collectives, payload = FLIGHT.collectives, FLIGHT.bytes
     for place, picture in enumerate(pictures, 1):
         label = picture.prompt if len(picture.prompt) <= 40 else picture.prompt[:39] + "…"
@@ -58,6 +62,7 @@ def generate(request: Request, folder: Path) -> dict[str, Any]:
         with phases(pipeline, clock):
             image = run(pipeline, picture, arguments)
         if first:
+            assert image is not None
             started = time.perf_counter()
             png.write(image, Path(picture.path), facts(request, picture, image))
             clock["save"] += time.perf_counter() - started
@@ -86,7 +91,13 @@ def load(request: Request, folder: Path) -> Any:
     assert request.device is not None
     assert request.dtype is not None
     try:
-        return load_pipeline(folder, tp=request.tp or 1, device=request.device, dtype=getattr(torch, request.dtype))
+        return load_pipeline(
+            folder,
+            tp=request.tp or 1,
+            device=request.device,
+            dtype=getattr(torch, request.dtype),
+            shard=request.shard,
+        )
     except (VitrailError, MemoryError):
         raise
     except Exception as error:
@@ -97,6 +108,18 @@ def load(request: Request, folder: Path) -> Any:
             f"{folder} cannot be loaded: {type(error).__name__}: {text[:300]}",
             hint=f"{env.DEBUG.name}=1 shows where",
         ) from error
+
+
+def _encode_all(pipeline: Any, pictures: list[Picture], arguments: dict[str, Any], encoders: list[Any]) -> float:
+    """Encode every prompt, then give the encoders' memory back. Seconds."""
+    started = time.perf_counter()
+    seen: set[str] = set()
+    for picture in pictures:
+        if picture.prompt not in seen:
+            seen.add(picture.prompt)
+            encode_only(pipeline, lambda picture=picture: run(pipeline, picture, arguments))  # type: ignore[misc]
+    free(encoders)
+    return time.perf_counter() - started
 
 
 def facts(request: Request, picture: Picture, image: Any) -> dict[str, Any]:
@@ -144,13 +167,15 @@ def call_arguments(pipeline: Any, request: Request) -> tuple[dict[str, Any], Req
 
 
 def run(pipeline: Any, picture: Picture, arguments: dict[str, Any]) -> Any:
+    """The picture; None on ranks that leave the decoding to the first."""
     # The generator is the CPU's whatever the device, so that latents are the same on every rank, degree and machine.
     generator = torch.Generator("cpu").manual_seed(picture.seed)
     if (
         checked := hasattr(pipeline, "image_processor")
         and "output_type" in inspect.signature(pipeline.__call__).parameters
     ):
-        arguments = {**arguments, "output_type": "np"}
+        decodes = not dist.is_initialized() or dist.get_rank() == 0 or "vae" not in pipeline.components
+        arguments = {**arguments, "output_type": "np" if decodes else "latent"}
     try:
         result = pipeline(prompt=picture.prompt, generator=generator, **arguments)
     except VitrailError:
@@ -162,6 +187,8 @@ def run(pipeline: Any, picture: Picture, arguments: dict[str, Any]) -> Any:
         raise UnsupportedError(f"{type(pipeline).__name__} gave no images")
     if not checked:
         return images[0]
+    if arguments["output_type"] == "latent":
+        return None
     if not np.isfinite(images).all():
         raise VitrailError(
             f"{picture.prompt!r} came out as values that are not numbers (NaN or infinity), so there is no picture",

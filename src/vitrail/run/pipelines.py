@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from diffusers import DiffusionPipeline, TensorParallelConfig
 from safetensors import SafetensorError
 
+from ..apply.classes import model_class
 from ..apply.entry import from_pretrained
 from ..apply.guard import GuardedPipeline
 from ..apply.mesh import current_device, device_of_group
@@ -20,8 +22,9 @@ from ..layout import BACKENDS
 from . import ranks
 from .complete import complete
 from .devices import available
-from .folder import check_files, denoisers, read_index
+from .folder import check_files, read_index
 from .launcher import check_launcher, in_run
+from .sharding import check_parts, to_shard
 
 
 def load_pipeline(
@@ -30,13 +33,15 @@ def load_pipeline(
     tp: int = 1,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    shard: Sequence[str] | None = None,
     **arguments: Any,
 ) -> DiffusionPipeline:
-    """An ordinary diffusers pipeline on ``device``, its transformers sharded over ``tp`` ranks.
+    """An ordinary diffusers pipeline on ``device``, its transformers and text encoders sharded over ``tp`` ranks.
 
     ``path`` is a folder or a hub id; without one it is the bundled model. Under ``torchrun`` the process group is
     made when there is none; ``device`` is the group's by default, or the CPU. With more ranks than ``tp``, each row
-    of ``tp`` ranks holds a pipeline of its own.
+    of ``tp`` ranks holds a pipeline of its own. ``shard`` names what is sharded: "transformer", "text_encoder", or
+    "none"; by default all that can be. The VAE is whole on every rank.
     ``arguments`` go to ``DiffusionPipeline.from_pretrained``. ``dtype`` is float32 by default, as in diffusers.
 
     Raises `UnsupportedError` for a pipeline whose denoiser has no plan, `PlanError` for a degree it cannot serve,
@@ -58,13 +63,18 @@ def load_pipeline(
     folder = local_folder(str(path) if path is not None else str(model_folder()), arguments)
     index = read_index(folder)
     components: dict[str, Any] = {}
+    check_parts(shard)
     if tp != 1:
+        given = {name for name in arguments if name in index}
+        chosen = to_shard(index, folder, tp, shard, {})
         axis = _mesh(device_type, tp)
-        for name, class_name in denoisers(index, folder).items():
+        for name, class_name in chosen.items():
+            if name in given:  # the caller's own, or None to leave it out
+                continue
             config = TensorParallelConfig(mesh=axis)
             components[name] = from_pretrained(
-                getattr(diffusers, class_name), str(folder), subfolder=name, dtype=dtype, parallel_config=config,
-                **{key: arguments[key] for key in ("variant",) if key in arguments},
+                model_class(class_name), str(folder), subfolder=name, dtype=dtype or torch.float32,
+                parallel_config=config, **{key: arguments[key] for key in ("variant",) if key in arguments},
             )  # fmt: skip
     target = torch.device(device) if torch.device(device).index is not None else current_device(device_type)
     try:

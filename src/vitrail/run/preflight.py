@@ -29,11 +29,13 @@ def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
     if not request.sizes:
         replace(request, prompts=prompts).check_output()
     from . import devices  # imports torch: what went before is told at once
+    from .sharding import check_parts
 
     device = devices.choose(request.device)
     degree = request.tp or 1
     warning = devices.check_degree(device, degree)
-    if degree > 1:
+    check_parts(request.shard)
+    if degree > 1 and (request.shard is None or "transformer" in request.shard):
         for name, class_name in denoisers(index, folder).items():
             _check_plan(folder, name, class_name, degree)
     check_files(folder, index)

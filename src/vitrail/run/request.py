@@ -43,6 +43,8 @@ class Request:
     as_json: bool = False
     compile: bool = False
     whole: bool = False
+    shard: tuple[str, ...] | None = None
+    free_text_encoder: bool = False
     sizes: tuple[tuple[int, int], ...] = ()
 
     def check(self) -> Request:
@@ -121,7 +123,8 @@ class Request:
     def from_json(cls, text: str) -> Request:
         values: dict[str, Any] = json.loads(text)
         sizes = tuple((height, width) for height, width in values["sizes"])
-        return cls(**{**values, "prompts": tuple(values["prompts"]), "sizes": sizes})
+        shard = None if values["shard"] is None else tuple(values["shard"])
+        return cls(**{**values, "prompts": tuple(values["prompts"]), "sizes": sizes, "shard": shard})
 
 
 @dataclass(frozen=True)
