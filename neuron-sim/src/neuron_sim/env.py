@@ -179,6 +179,14 @@ NEFF_DISABLE_CACHE = Variable(
 )  # fmt: skip
 CC_FLAGS = Variable("NEURON_CC_FLAGS", str, "", "the compiler's flags", "Part of the cache's keys.")
 OPT_LEVEL = Variable("NEURON_COMPILER_OPT_LEVEL", str, "", "the compiler's level", "Part of the cache's keys.")
+DYNAMO_DISABLE_CPU_AUTOCOPY = Variable(
+    "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY", _flag, False, _FLAG,
+    "Inputs of a compiled graph that are on the host raise, instead of being copied.",
+)  # fmt: skip
+RETAIN_DEVICE_MODE = Variable(
+    "TORCH_NEURONX_RETAIN_DEVICE_MODE", _flag, False, _FLAG,
+    "Where all inputs of a compiled graph are on the host, so are its results.",
+)  # fmt: skip
 NEURON_SIM_REPORT: Variable[str | None] = Variable(
     "NEURON_SIM_REPORT", str, None, "a file, or a folder with a / at its end",
     "Write a report at the end: to the file (ranks but the first beside it), or one file a process into the folder.",
@@ -192,7 +200,7 @@ ALL: tuple[Variable[Any], ...] = (
     NEURON_SIM_MACHINE, NEURON_SIM_CHECK_COLLECTIVES,
     VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG, LAUNCH_BLOCKING, *RULE_SETTINGS,
     NEFF_CACHE_DIR, NEFF_LOCAL_CACHE_DIR, NEFF_LOCK_TIMEOUT, DISABLE_NEFF_CACHE, NEFF_DISABLE_CACHE, CC_FLAGS,
-    OPT_LEVEL, NEURON_SIM_REPORT,
+    OPT_LEVEL, DYNAMO_DISABLE_CPU_AUTOCOPY, RETAIN_DEVICE_MODE, NEURON_SIM_REPORT,
 )  # fmt: skip
 # What makes sense only together with the data on instances and profiles, which take time to load.
 _OF_THE_MACHINE = (

@@ -6,14 +6,12 @@ path or time, so that every rank and every run finds what one has compiled.
 """
 
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
 from neuron_sim import env
-from neuron_sim.errors import NeuronSimWarning
-from neuron_sim.location import user_location
-from neuron_sim.neffcache import Entry, EntryError, NeffCache
+from neuron_sim.keeping import Keeper
+from neuron_sim.neffcache import NeffCache
 
 
 def from_environment() -> NeffCache | None:
@@ -39,16 +37,19 @@ def target() -> dict[str, Any]:
 
 
 class OpCache:
-    """Counts compilations and hits on disk. A cache that fails is told once, and then done without."""
+    """Counts the operators' compilations and hits on disk."""
 
     def __init__(self, disk: NeffCache | None, programs_for: dict[str, Any]) -> None:
-        self.disk = disk
-        self._target = programs_for
+        self.keeper = Keeper(disk)
+        self.target = programs_for
         self._lock = threading.Lock()
-        self._told: set[str] = set()
         self.compiled_by_op: dict[str, int] = {}
         self.disk_hits = 0
-        self._spoilt: set[str] = set()
+
+    @property
+    def disk(self) -> NeffCache | None:
+        """The cache on disk, or None where there is none or it failed."""
+        return self.keeper.disk
 
     @property
     def compiles(self) -> int:
@@ -58,59 +59,17 @@ class OpCache:
     @property
     def rewritten(self) -> int:
         """How many files of the cache were not what their names say."""
-        return len(self._spoilt)
+        return self.keeper.rewritten
 
     def compiled(self, op: str, signature: str) -> None:
         """A call ran whose program is not in memory: take it from the disk, or compile it and keep it."""
-        entry = Entry({"kind": "operator", "call": signature, "target": self._target})
         with self._lock:
-            found = self.disk is not None and self._find_or_keep(self.disk, entry)
+            purpose = {"kind": "operator", "call": signature, "target": self.target}
+            _, found = self.keeper.find_or_make(purpose, lambda: b"")
             if found:
                 self.disk_hits += 1
             else:
                 self.compiled_by_op[op] = self.compiled_by_op.get(op, 0) + 1
-
-    def _find_or_keep(self, disk: NeffCache, entry: Entry) -> bool:
-        try:
-            if self._is_there(disk, entry):
-                return True
-            with disk.locked(entry.key) as is_held:
-                if not is_held:
-                    self._tell(
-                        "lock",
-                        f"another process held a lock in {disk.locks} for longer than {disk.lock_timeout:g} s "
-                        f"({env.NEFF_LOCK_TIMEOUT.name}); compiling without it",
-                    )
-                elif self._is_there(disk, entry):
-                    return True  # compiled by who held the lock
-                disk.write(entry)
-        except OSError as error:
-            self.disk = None
-            self._tell(
-                "disk",
-                f"the cache cannot be used and nothing more is kept: {error}; name folders that can be written in "
-                f"{env.NEFF_CACHE_DIR.name} and {env.NEFF_LOCAL_CACHE_DIR.name}, or set "
-                f"{env.DISABLE_NEFF_CACHE.name}=1",
-            )
-        return False
-
-    def _is_there(self, disk: NeffCache, entry: Entry) -> bool:
-        try:
-            return disk.read(entry.key) is not None
-        except EntryError as error:
-            self._spoilt.add(entry.key)
-            self._tell(
-                "entry",
-                f"a file of the cache is not what its name says and is written again: {disk.path(entry.key)}: {error}; "
-                "`neuron-sim cache verify` looks at the others",
-            )
-            return False
-
-    def _tell(self, what: str, message: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            where = user_location()
-            warnings.warn_explicit(f"neuron-sim: {message}", NeuronSimWarning, where.file, where.line)
 
 
 _current: OpCache | None = None

@@ -23,6 +23,14 @@ def register_device() -> None:
     printing.install()
     exiting.install()
     register_process_group()
+    honour_backend_contexts()
+
+
+def honour_backend_contexts() -> None:
+    """See `compile.torch_private`; here it must not import Dynamo."""
+    from neuron_sim.compile import torch_private
+
+    torch_private.honour_backend_contexts()
 
 
 def register_process_group() -> None:

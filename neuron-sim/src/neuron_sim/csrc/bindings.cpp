@@ -13,6 +13,7 @@
 #include "opcache.h"
 #include "opfacts.h"
 #include "policy.h"
+#include "program_bindings.h"
 #include "relabel.h"
 #include "runtime.h"
 
@@ -270,6 +271,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("thread_states", &thread_states);
   m.def("to_host_view", &to_host_view);
   m.def("to_device", &to_device);
+  bind_program(m);
 }
 
 }  // namespace neuron_sim

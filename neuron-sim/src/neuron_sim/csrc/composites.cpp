@@ -3,6 +3,7 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/SDPBackend.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "fallback.h"
@@ -47,6 +48,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
 }
 
+at::Tensor without_memory(const at::Tensor& tensor) {
+  c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU), nullptr, false);
+  auto seen = at::detail::make_tensor<c10::TensorImpl>(std::move(none), c10::DispatchKey::CPU, tensor.dtype());
+  seen.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  return seen;
+}
+
 }  // namespace
 
 // The host's own choice, so that attention takes the same kernel on both and large pictures do not pay for the maths.
@@ -56,8 +64,17 @@ int64_t sdp_choice(
   if (mask.has_value() && mask->requires_grad()) {
     return static_cast<int64_t>(at::SDPBackend::math);  // the host would say so too, but its view of a mask needs none
   }
-  const auto host = [](const at::Tensor& tensor) { return on_device(tensor) ? to_host_view(tensor) : tensor; };
+  const auto host = [](const at::Tensor& tensor) {
+    if (!on_device(tensor)) {
+      return tensor;
+    }
+    // A tensor that is only traced has no memory; the choice needs none.
+    return tensor.key_set().has(c10::DispatchKey::Python) ? without_memory(tensor) : to_host_view(tensor);
+  };
   const auto host_mask = mask.has_value() ? std::optional<at::Tensor>(host(*mask)) : std::nullopt;
+  // While a graph is traced, a mode would see these tensors, which are none of its own.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   return at::_fused_sdp_choice(
       host(query), host(key), host(value), host_mask, dropout, is_causal, scale, enable_gqa);
 }

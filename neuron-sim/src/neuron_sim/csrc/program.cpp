@@ -1,0 +1,182 @@
+#include "program.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "policy.h"
+#include "relabel.h"
+
+namespace neuron_sim {
+
+namespace {
+
+// One run: the slots, and which storage of the device belongs to which of the host.
+class Run {
+ public:
+  Run(int64_t slots, c10::DeviceIndex core) : slots_(static_cast<size_t>(slots)), core_(core) {}
+
+  c10::IValue& operator[](int64_t slot) {
+    return slots_[static_cast<size_t>(slot)];
+  }
+
+  // The value for an operator on the host (or on the device), relabelled at most once.
+  const c10::IValue& read(int64_t slot, bool for_device) {
+    auto& value = (*this)[slot];
+    if (value.isTensor()) {
+      const auto& tensor = value.toTensor();
+      if (tensor.defined() && on_device(tensor) != for_device) {
+        value = for_device ? as_device(tensor) : as_host(tensor);
+      }
+    }
+    return value;
+  }
+
+  at::Tensor as_host(const at::Tensor& tensor) {
+    auto host = to_host_view(tensor);
+    owners_.emplace_back(host.storage().unsafeGetStorageImpl(), tensor.storage());
+    return host;
+  }
+
+  // Tensors that share memory on the host share it on the device.
+  at::Tensor as_device(const at::Tensor& tensor) {
+    const auto* storage = tensor.storage().unsafeGetStorageImpl();
+    for (const auto& [host, device] : owners_) {
+      if (host == storage) {
+        return make_tensor(device, kNeuronKey, tensor);
+      }
+    }
+    auto made = to_device(tensor, core_);
+    owners_.emplace_back(storage, made.storage());
+    return made;
+  }
+
+ private:
+  std::vector<c10::IValue> slots_;
+  // The device's storages own the host's, so that no address here can belong to another.
+  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> owners_;
+  c10::DeviceIndex core_;
+};
+
+void push(torch::jit::Stack& stack, const Operand& operand, Run& run, bool on_device) {
+  switch (operand.kind) {
+    case Operand::Kind::kFixed:
+      stack.push_back(operand.fixed);
+      return;
+    case Operand::Kind::kSlot:
+      stack.push_back(run.read(operand.slots[0], on_device));
+      return;
+    case Operand::Kind::kTensors: {
+      c10::List<at::Tensor> tensors;
+      tensors.reserve(operand.slots.size());
+      for (const auto slot : operand.slots) {
+        tensors.push_back(run.read(slot, on_device).toTensor());
+      }
+      stack.emplace_back(std::move(tensors));
+      return;
+    }
+    case Operand::Kind::kOptionalTensors: {
+      c10::List<std::optional<at::Tensor>> tensors;
+      tensors.reserve(operand.slots.size());
+      for (const auto slot : operand.slots) {
+        tensors.push_back(
+            slot < 0 ? std::nullopt : std::optional<at::Tensor>(run.read(slot, on_device).toTensor()));
+      }
+      stack.emplace_back(std::move(tensors));
+      return;
+    }
+  }
+}
+
+void take_results(torch::jit::Stack& stack, const Instruction& instruction, Run& run) {
+  const auto returned = instruction.op.schema().returns().size();
+  const auto first = stack.size() - returned;
+  if (returned == 1 && stack[first].isTensorList()) {
+    const auto tensors = stack[first].toTensorList();
+    TORCH_CHECK(
+        static_cast<int64_t>(tensors.size()) == instruction.results, instruction.op.operator_name(), " returned ",
+        tensors.size(), " tensors, and the graph was compiled for ", instruction.results);
+    for (size_t i = 0; i < tensors.size(); i++) {
+      run[instruction.first_result + static_cast<int64_t>(i)] = tensors.get(i);
+    }
+  } else {
+    for (size_t i = 0; i < returned; i++) {
+      run[instruction.first_result + static_cast<int64_t>(i)] = std::move(stack[first + i]);
+    }
+  }
+  stack.clear();
+}
+
+c10::IValue give(const c10::IValue& value, bool to_the_device, Run& run) {
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    return value;
+  }
+  auto tensor = value.toTensor();
+  if (!to_the_device) {
+    return on_device(tensor) ? run.as_host(tensor) : tensor;
+  }
+  if (on_device(tensor)) {
+    return tensor;
+  }
+  const auto dtype = tensor.scalar_type();
+  if (C10_UNLIKELY(is_watched(dtype))) {
+    const auto allowed = allowed_dtype_slow(dtype, "a result of a compiled graph");
+    if (allowed != dtype) {
+      tensor = tensor.to(allowed);
+    }
+  }
+  return run.as_device(tensor);
+}
+
+}  // namespace
+
+void Program::add_constant(at::Tensor constant) {
+  constants_.push_back(std::move(constant));
+}
+
+void Program::add(Instruction instruction) {
+  instructions_.push_back(std::move(instruction));
+}
+
+void Program::add_output(int64_t slot, bool on_device) {
+  outputs_.emplace_back(slot, on_device);
+}
+
+std::vector<c10::IValue> Program::run(std::vector<at::Tensor> inputs) const {
+  ensure_ready();
+  TORCH_CHECK(
+      static_cast<int64_t>(inputs.size()) == inputs_, "a compiled graph of ", inputs_, " inputs was given ",
+      inputs.size());
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  // Autocast was applied when the graph was traced.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  Run run(slots_, core_);
+  int64_t next = 0;
+  for (auto& input : inputs) {
+    run[next++] = std::move(input);
+  }
+  inputs.clear();
+  for (const auto& constant : constants_) {
+    run[next++] = constant;
+  }
+  torch::jit::Stack stack;
+  for (const auto& instruction : instructions_) {
+    for (const auto& operand : instruction.operands) {
+      push(stack, operand, run, instruction.on_device);
+    }
+    instruction.op.callBoxed(&stack);
+    take_results(stack, instruction, run);
+    for (const auto slot : instruction.dead) {
+      run[slot] = c10::IValue();
+    }
+  }
+  std::vector<c10::IValue> results;
+  results.reserve(outputs_.size());
+  for (const auto& [slot, on_device] : outputs_) {
+    results.push_back(slot < 0 ? c10::IValue() : give(run[slot], on_device, run));
+  }
+  return results;
+}
+
+}  // namespace neuron_sim

@@ -1,0 +1,52 @@
+// A compiled graph at run time: its operators in order, with no Python between them.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <string>
+#include <vector>
+
+#include "runtime.h"
+
+namespace neuron_sim {
+
+// Where an argument of an operator comes from: a value that is fixed, a slot, or a list of slots (-1: none).
+struct Operand {
+  enum class Kind : uint8_t { kFixed, kSlot, kTensors, kOptionalTensors } kind;
+  c10::IValue fixed;
+  std::vector<int64_t> slots;
+};
+
+struct Instruction {
+  c10::OperatorHandle op;
+  std::vector<Operand> operands;
+  // Random numbers and collectives run as the device's own operators, which have its generator and process group.
+  bool on_device;
+  int64_t first_result, results;
+  std::vector<int64_t> dead;  // slots that nothing reads after this
+};
+
+// Computes on the host's memory under the device's tensors: relabelled once a graph, not once an operator.
+class Program {
+ public:
+  Program(int64_t slots, int64_t inputs, c10::DeviceIndex core) : slots_(slots), inputs_(inputs), core_(core) {}
+
+  // Values that every run starts with, as the slots after the inputs.
+  void add_constant(at::Tensor constant);
+  void add(Instruction instruction);
+  // A result of the graph: a slot, and whether it is the device's tensor or the host's.
+  void add_output(int64_t slot, bool on_device);
+
+  // Throws what the operators throw. Needs no lock of the interpreter's.
+  std::vector<c10::IValue> run(std::vector<at::Tensor> inputs) const;
+
+ private:
+  int64_t slots_, inputs_;
+  c10::DeviceIndex core_;
+  std::vector<at::Tensor> constants_;
+  std::vector<Instruction> instructions_;
+  std::vector<std::pair<int64_t, bool>> outputs_;
+};
+
+}  // namespace neuron_sim

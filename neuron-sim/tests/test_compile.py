@@ -1,0 +1,185 @@
+"""`torch.compile(backend="neuron")`: the results are eager mode's, shapes are static, what cannot be compiled is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from neuron_sim import ConfigurationError, NeuronRuleError, env, opcache
+from neuron_sim.compile import artifacts
+
+D = "neuron"
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    """As a new process with an empty cache."""
+    monkeypatch.setenv(env.NEFF_CACHE_DIR.name, str(tmp_path / "neff"))
+    torch.neuron.init()
+    opcache.start_again()
+    torch._dynamo.reset()
+    artifacts.forget_loaded()
+    yield
+    monkeypatch.undo()
+    opcache.start_again()
+
+
+def compiled(function, **keywords):
+    return torch.compile(function, backend="neuron", **({"fullgraph": True} | keywords))
+
+
+def flat(value):
+    return [tensor for part in value for tensor in flat(part)] if isinstance(value, list | tuple) else [value]
+
+
+class Block(nn.Module):
+    """What blocks of a picture model do: attention, norms, a convolution, a split, a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.conv, self.groups = nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2)
+
+    def forward(self, x):
+        heads = self.linear(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        picture = self.groups(self.conv(y.unsqueeze(1)))
+        scale = torch.tensor([1.0, 2.0], device=x.device)
+        return self.norm(y), picture * scale.view(2, 1, 1), x.chunk(2), y.argmax(-1)
+
+
+def test_equals_eager():
+    model = Block().to(D).eval()
+    x = torch.randn(2, 4, 8).to(D)
+    with torch.no_grad():
+        expected, found = flat(model(x)), flat(compiled(model)(x))
+    assert [t.dtype for t in found] == [t.dtype for t in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.device == other.device
+        assert torch.equal(one.cpu(), other.cpu())
+    assert (artifacts.totals.aot_autograd, artifacts.totals.compiled) == (1, 1)
+
+
+def test_random_numbers_are_the_devices():
+    def draw(x):
+        return torch.rand_like(x) + nn.functional.dropout(x, 0.5)
+
+    x = torch.ones(64).to(D)
+    results = []
+    for function in (draw, compiled(draw)):
+        torch.manual_seed(0)
+        results.append(function(x))
+    assert torch.equal(results[0].cpu(), results[1].cpu())
+
+
+def test_mutation_views_and_aliases():
+    def step(a, b):
+        a.add_(1)
+        tail = b[1:]
+        tail.mul_(2)
+        return a, tail, a.t(), torch.arange(3, device=a.device) + a.new_zeros(3)
+
+    a, b = torch.ones(2, 2, device=D), torch.ones(3, device=D)
+    same, tail, turned, _ = compiled(step)(a, b)
+    assert (a.cpu().tolist(), b.cpu().tolist()) == ([[2, 2], [2, 2]], [1, 2, 2])
+    assert same is a
+    turned[0, 1] = 7
+    tail[0] = 9
+    assert (a[1, 0].item(), b[1].item()) == (7, 9)
+
+
+def test_two_results_that_share_memory():
+    one, other = compiled(lambda x: (lambda y: (y, y.view(-1)))(x + 1))(torch.zeros(2, 2).to(D))
+    one[0, 0] = 5
+    assert other[0].item() == 5
+
+
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_a_new_shape_compiles_once_and_a_seen_one_never(dynamic):
+    function = compiled(lambda x: x.softmax(-1), dynamic=dynamic)
+    for size in (4, 6, 4, 8, 6):
+        assert function(torch.ones(size, device=D)).shape == (size,)
+    assert artifacts.totals.compiled == 3
+
+
+@pytest.mark.parametrize("mark", [False, True])
+def test_dynamic_shapes_are_refused(mark):
+    x = torch.ones(4, device=D)
+    if mark:
+        torch._dynamo.mark_dynamic(x, 0)
+    with pytest.raises(RuntimeError, match=r"Dynamic shapes detected in the model, but torch-neuronx requires static"):
+        compiled(lambda x: x + 1, dynamic=None if mark else True)(x)
+
+
+def test_other_backends_keep_automatic_dynamic_shapes():
+    seen = []
+
+    def other(graph, inputs):
+        seen.append(any(isinstance(value, torch.SymInt) for value in inputs))
+        return graph.forward
+
+    compiled(lambda x: x + 1)(torch.ones(4, device=D))
+    function = torch.compile(lambda x: x * 2, backend=other)
+    for size in (4, 5):
+        function(torch.ones(size))
+    assert seen == [False, True]
+
+
+def test_graph_breaks():
+    def broken(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    assert compiled(broken, fullgraph=False)(torch.ones(2, device=D)).cpu().tolist() == [3, 3]
+    assert artifacts.totals.compiled == 2
+
+
+def test_training():
+    model = nn.Linear(3, 2).to(D)
+    x = torch.randn(4, 3).to(D)
+    model(x).square().sum().backward()
+    expected = model.weight.grad.cpu()
+    model.weight.grad = None
+    compiled(model)(x).square().sum().backward()
+    assert torch.allclose(model.weight.grad.cpu(), expected)
+    assert artifacts.totals.compiled == 2
+
+
+def test_inputs_on_the_host(monkeypatch):
+    def double(x):
+        return x * 2
+
+    x = torch.ones(2)
+    assert compiled(double)(x).device.type == D
+    monkeypatch.setenv("TORCH_NEURONX_RETAIN_DEVICE_MODE", "1")
+    torch._dynamo.reset()
+    assert compiled(double)(x).device.type == "cpu"
+    monkeypatch.setenv("TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY", "1")
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match=r"input 0 of the graph.*is on cpu device, expected neuron"):
+        compiled(double)(x)
+
+
+def test_float64_becomes_float32():
+    found = compiled(lambda x: torch.arange(3, device=x.device, dtype=torch.float64) * x)(torch.ones(3, device=D))
+    assert (found.dtype, found.cpu().tolist()) == (torch.float32, [0, 1, 2])
+
+
+def test_unknown_options_are_refused():
+    for keywords in ({"options": {"speed": 11}}, {"mode": "max-autotune"}):
+        with pytest.raises(RuntimeError, match=r"speed|max-autotune") as caught:
+            compiled(lambda x: x + 1, **keywords)(torch.ones(2, device=D))
+        assert isinstance(caught.value.inner_exception, ConfigurationError)
+
+
+def test_one_graph_on_two_cores_is_refused():
+    with pytest.raises(RuntimeError, match=r"on the cores 0, 1; a program runs on one core"):
+        compiled(lambda a, b: (a + 1, b + 1))(torch.ones(2, device="neuron:0"), torch.ones(2, device="neuron:1"))
+
+
+def test_a_refusal_is_the_rulebooks():
+    x = torch.ones(4, device=D)
+    torch._dynamo.mark_dynamic(x, 0)
+    with pytest.raises(RuntimeError) as caught:
+        compiled(lambda x: x + 1)(x)
+    assert isinstance(caught.value.inner_exception, NeuronRuleError)
