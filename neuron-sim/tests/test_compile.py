@@ -1,4 +1,4 @@
-"""`torch.compile(backend="neuron")`: the results are eager mode's, shapes are static, what cannot be compiled is refused."""
+"""`torch.compile(backend="neuron")`: results are eager mode's, shapes are static, the rest is refused."""
 
 import pytest
 import torch

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,38 @@ def artifact(graph: GraphData, core: int) -> Artifact:
         return Artifact(place[0], runner, found, time.perf_counter() - began)
 
 
+def load(key: str, groups: Sequence[str], core: int, inputs: Sequence[dict[str, Any]]) -> Artifact | None:
+    """The artifact of a key, from memory or disk; None where it is not there, or not for these inputs."""
+    began = time.perf_counter()
+    keeper = opcache.current().keeper
+    place = (key, tuple(groups), core)
+    with _lock:
+        if runner := _loaded.get(place):
+            totals.memory_hits += 1
+            return Artifact(key, runner, "memory", time.perf_counter() - began)
+        try:
+            entry = keeper.find(key)
+            if entry is None:
+                return None
+            _loaded[place] = _runner_of(entry, groups, core, inputs)
+        except EntryError as error:
+            keeper.spoilt(key, str(error))
+            return None
+        except OSError:
+            return None
+        totals.disk_hits += 1
+        return Artifact(key, _loaded[place], "disk", time.perf_counter() - began)
+
+
+def _runner_of(entry: Entry, groups: Sequence[str], core: int, inputs: Sequence[dict[str, Any]]) -> Runner:
+    if entry.purpose.get("kind") != "graph" or entry.purpose.get("graph") != digest(entry.payload):
+        raise EntryError("its graph is not the one that its first line names")
+    data, _ = program.read_payload(entry.payload)
+    if data.get("inputs") != list(inputs):
+        raise EntryError("its graph has other inputs")
+    return program.build(entry.payload, groups, core)
+
+
 def _find_or_compile(purpose: dict[str, Any], payload: bytes, groups: Sequence[str], core: int) -> tuple[Runner, str]:
     # Built from what was just traced, before it is kept: what cannot run must not reach the cache.
     runner = program.build(payload, groups, core)
@@ -92,6 +124,3 @@ def forget_loaded() -> None:
         _loaded.clear()
         for name in vars(totals):
             setattr(totals, name, 0)
-
-
-Compile = Callable[[GraphData, int], Artifact]

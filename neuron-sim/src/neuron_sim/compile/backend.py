@@ -5,15 +5,17 @@ Dynamo, static shapes, AOTAutograd, a compiler that is no Inductor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from neuron_sim import _core, env, policy
-from neuron_sim.compile import torch_private
+from neuron_sim.compile import record, shortcut, torch_private
 from neuron_sim.compile.artifacts import artifact, totals
 from neuron_sim.compile.graphdata import UnsupportedGraphError, write_down
+from neuron_sim.compile.tracekey import NoKeyError, TraceKey, trace_key
 from neuron_sim.errors import ConfigurationError, NeuronRuleError
 
 torch_private.honour_backend_contexts()
@@ -35,17 +37,19 @@ def neuron(
     _refuse_options(mode, options)
     _core.ensure_ready()
     _refuse_symbols(example_inputs)
-    place = _Placement.of(graph, example_inputs)
+    place = Placement.of(graph, example_inputs)
     place.refuse_host_inputs(example_inputs)
+    try:
+        key = None if place.all_on_host else trace_key(graph, example_inputs, place.core)
+        why_no_key = "all of it is on the host" if key is None else ""
+    except NoKeyError as error:
+        key, why_no_key = None, str(error)
+    seen = record.begin(graph, example_inputs, why_no_key)
+    if key is not None and (found := shortcut.find(key, place.core)):
+        seen.add(found.artifact, "inference")
+        return torch_private.untraced(found.callable(seen.count))
     totals.aot_autograd += 1
-
-    def compiler(is_inference: bool) -> torch_private.Compiler:
-        def compile_graph(aten: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            return place.compile(aten, is_inference)
-
-        return compile_graph
-
-    return torch_private.run_aot_autograd(graph, example_inputs, compiler(True), compiler(False), compiler(False))
+    return Compilation(place, key, seen).run(graph, example_inputs)
 
 
 neuron.backend_ctx_ctor = torch_private.StaticShapes  # type: ignore[attr-defined]
@@ -71,7 +75,7 @@ def _refuse_symbols(inputs: Sequence[Any]) -> None:
         )
 
 
-class _Placement:
+class Placement:
     """Where a graph's tensors are: the core they are on, and whether everything is on the host."""
 
     def __init__(self, core: int, all_on_host: bool) -> None:
@@ -79,7 +83,7 @@ class _Placement:
         self.all_on_host = all_on_host
 
     @classmethod
-    def of(cls, graph: GraphModule, inputs: Sequence[Any]) -> "_Placement":
+    def of(cls, graph: GraphModule, inputs: Sequence[Any]) -> "Placement":
         """Where Dynamo's graph is. Raises `UnsupportedGraphError` when it is on several cores or elsewhere."""
         values = [node.meta.get("example_value") for node in graph.graph.nodes]
         devices = {v.device for v in (*values, *inputs) if isinstance(v, torch.Tensor)}
@@ -107,16 +111,36 @@ class _Placement:
                     f"neuron ({env.DYNAMO_DISABLE_CPU_AUTOCOPY.name}=1); move it with .to('neuron') first"
                 )
 
-    def compile(self, aten: GraphModule, is_inference: bool) -> Callable[..., Any]:
-        """Compile a graph of AOTAutograd's. The callable empties the list it is given."""
-        narrow = policy.current().actions["float64"] == "convert" and policy.current().strictness != "off"
-        moves = is_inference and self.all_on_host and not env.RETAIN_DEVICE_MODE.read()
+
+class Compilation:
+    """One graph of Dynamo's on its way through AOTAutograd, which makes one graph of it, or two for training."""
+
+    def __init__(self, place: Placement, key: TraceKey | None, seen: record.Graph) -> None:
+        self._place = place
+        self._key = key
+        self._seen = seen
+
+    def run(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The callable for Dynamo. Raises what `neuron` does."""
+        compilers = [partial(self._compile, kind) for kind in ("inference", "forward", "backward")]
+        return torch_private.run_aot_autograd(graph, inputs, *compilers)
+
+    def _compile(self, kind: str, aten: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        book = policy.current()
+        narrow = book.actions["float64"] == "convert" and book.strictness != "off"
+        moves = kind == "inference" and self._place.all_on_host and not env.RETAIN_DEVICE_MODE.read()
         with torch_private.without_modes(), torch.no_grad():
             data = write_down(aten, narrow, moves)
-            runner = artifact(data, self.core).run
+            found = artifact(data, self._place.core)
+            self._seen.add(found, kind)
+            if self._key is not None and kind == "inference":
+                shortcut.keep(self._key, data, found)
+        runner, count = found.run, self._seen.count if kind != "backward" else None
         backwards = sorted(data.ignored, reverse=True)
 
         def run(arguments: list[Any]) -> list[Any]:
+            if count is not None:
+                count.runs += 1
             for place in backwards:
                 del arguments[place]
             return runner(arguments)

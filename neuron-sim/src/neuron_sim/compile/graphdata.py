@@ -219,7 +219,8 @@ class _Writer:
     def _unsupported(self, node: Node, what: str) -> UnsupportedGraphError:
         return UnsupportedGraphError(
             f"the graph has {what}; the simulated device compiles ATen operators on tensors "
-            f"[{node.name}{line_of(node)}; leave it outside with torch.compiler.disable, or express it with PyTorch's operators]"
+            f"[{node.name}{line_of(node)}; leave it outside with torch.compiler.disable, or express it with PyTorch's "
+            "operators]"
         )
 
 

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 Compiler = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -65,6 +65,62 @@ def run_aot_autograd(
     made = aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=inference)
     compiled: Callable[..., Any] = made(graph, inputs)
     return compiled
+
+
+def results_that_are_inputs() -> list[int | None] | None:
+    """For each result of the inference graph that AOTAutograd has compiled now: the input that it is, or None.
+
+    None altogether where AOTAutograd does more at run time than to call the graph: where an input is written to,
+    results are made from others, or gradients are recorded. Reads AOTAutograd's metadata from the tracing context, as
+    Inductor does.
+    """
+    from torch._functorch._aot_autograd.schemas import OutputType
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    seen = context.fw_metadata if context is not None else None
+    if seen is None or seen.tokens or seen.num_intermediate_bases or seen.grad_enabled_mutation is not None:
+        return None
+    if any(info.mutates_data or info.mutates_metadata or info.mutates_storage_metadata for info in seen.input_info):
+        return None
+    plain = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.alias_of_input)
+    found: list[int | None] = []
+    for info in seen.output_info:
+        if not issubclass(info.raw_type, torch.Tensor):
+            return None
+        if info.output_type is OutputType.is_input:
+            found.append(info.base_idx)
+        elif info.output_type in plain:
+            found.append(None)
+        else:
+            return None
+    return found
+
+
+def code_being_compiled() -> tuple[str, str] | None:
+    """The place ("file:line") and the name of the function that Dynamo compiles now."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        code = InstructionTranslator.current_tx().f_code
+    except AttributeError:
+        return None  # the backend was not called by Dynamo
+    return f"{code.co_filename}:{code.co_firstlineno}", code.co_qualname
+
+
+def source_of(node: Node) -> str:
+    """Dynamo's name of an input, such as `L['self']._modules['norm']._parameters['weight']`, or nothing."""
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that Dynamo runs without looking into it."""
+    from torch._dynamo import disable
+
+    wrapped: Callable[..., Any] = disable(function, reason="a compiled graph of the neuron device")  # type: ignore[no-untyped-call]
+    return wrapped
 
 
 def without_modes() -> AbstractContextManager[Any]:
