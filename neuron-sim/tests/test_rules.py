@@ -178,7 +178,7 @@ def test_every_rule_says_what_where_from_and_what_to_do(name):
     assert profile.name == name
     assert set(profile.rules) == {
         "float64", "float64_out", "int64", "cast64", "complex", "dynamic_shape", "memory_format", "mixed_devices",
-        "generator", "fallback", "untested",
+        "generator", "fallback", "untested", "static_shapes", "unsupported_op", "sdpa", "instructions", "hbm",
     }  # fmt: skip
     for rule in profile.rules.values():
         assert rule.message

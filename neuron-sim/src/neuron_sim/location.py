@@ -6,6 +6,7 @@ layer it was.
 """
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -70,4 +71,23 @@ def user_location() -> Location:
                 via = f"{where}:{frame.f_lineno}"
                 innermost = Location(file, frame.f_lineno, frame.f_globals.get("__name__", ""))
         frame = frame.f_back
+    return innermost or NOWHERE
+
+
+_TRACE_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
+
+
+def traced_location(trace: str | None) -> Location:
+    """The same from a stack as text, outermost frame first, as FX keeps it in a node's `stack_trace`."""
+    innermost: Location | None = None
+    via = ""
+    for file, line in reversed(_TRACE_LINE.findall(trace or "")):
+        if _is_own(file):
+            continue
+        where = _library_path(file)
+        if not where:
+            return Location(file, int(line), "", via)
+        if innermost is None:
+            via = f"{where}:{line}"
+            innermost = Location(file, int(line), "")
     return innermost or NOWHERE

@@ -62,7 +62,11 @@ class Rulebook:
         """The rules that the core must report."""
         if self.strictness == "off":
             return []
-        return [name for name, action in self.actions.items() if action != "allow" and name not in BY_SIGNATURE]
+        return [
+            name
+            for name, action in self.actions.items()
+            if action != "allow" and name not in BY_SIGNATURE and self.profile.rules[name].scope != "compile"
+        ]
 
     def classify(self, op: str) -> tuple[bool, bool, bool]:
         """Whether an operator may take tensors of the host beside the device's, falls back, has a static shape."""
@@ -82,21 +86,27 @@ class Rulebook:
     def apply(self, rule: str, op: str, detail: str) -> None:
         """A rule applies to an operator. Raises `NeuronRuleError` when it refuses, warns once a line when it tells."""
         event = Event(rule, op, user_location())
-        message = self._explain(event, detail)
+        # The core reports rules that are allowed or off only where there is no other way (mixed devices).
+        self.record(event, self.explain(event, detail), refuses=self.actions[rule] in ("refuse", "allow"))
+
+    def record(self, event: Event, message: str, refuses: bool) -> None:
+        """Note an event, then raise or tell it as `apply` does. For what is found in another way than by running."""
+        rule = event.rule
         with self._lock:
             self.events[event] += 1
             is_first = self.events[event] == 1
             self.details.setdefault(event, message)
-        # The core reports rules that are allowed or off only where there is no other way (mixed devices).
-        if self.actions[rule] in ("refuse", "allow"):
+        if refuses:
             error = ERRORS[self.profile.rules[rule].error](message)
             error.rule = rule
             raise error
         if is_first and self.strictness != "off":
             where = event.where
-            warnings.warn_explicit(message, NeuronRuleWarning, where.file, where.line, where.module or None)
+            # Python drops a warning whose module is None, without a word.
+            warnings.warn_explicit(message, NeuronRuleWarning, where.file, where.line, where.module or where.file)
 
-    def _explain(self, event: Event, detail: str) -> str:
+    def explain(self, event: Event, detail: str) -> str:
+        """A rule's words for an event, with its line, the rule's name and what to do."""
         text = self.profile.rules[event.rule]
         words = text.message.format(op=event.op, detail=detail)
         return f"{words} [{event.op} at {event.where}; rule {text.name} of profile {self.profile.name}; {text.advice}]"

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from neuron_sim.errors import ConfigurationError
 
 Action = Literal["convert", "refuse", "tell", "allow"]
+Scope = Literal["both", "compile"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class RuleText:
     """One rule. `action` is what the real device does: `convert` and `tell` are silent there, `refuse` raises.
 
     `strict` is the action under NEURON_SIM_STRICT=raise. `ops` are the operators the rule is about and `exempt` those
-    it is not about, as shell patterns of "aten::name.overload".
+    it is not about, as shell patterns of "aten::name.overload". A rule of scope "compile" is about compiled graphs
+    alone. `limit` is the number that a rule compares with; where what it compares is an estimate, what lies between the
+    limit divided and multiplied by `margin` is told and not refused.
     """
 
     name: str
@@ -53,6 +56,9 @@ class RuleText:
     source: str
     advice: str
     error: str = "RuntimeError"
+    scope: Scope = "both"
+    limit: int | None = None
+    margin: float = 1.0
     overrides: tuple[Override, ...] = ()
     ops: tuple[str, ...] = ()
     exempt: tuple[str, ...] = ()
@@ -118,6 +124,9 @@ def _rule(name: str, entry: dict[str, Any]) -> RuleText:
         source=entry["source"],
         advice=entry["advice"],
         error=entry.get("error", "RuntimeError"),
+        scope=entry.get("scope", "both"),
+        limit=entry.get("limit"),
+        margin=entry.get("margin", 1.0),
         overrides=tuple(Override(**override) for override in entry.get("settings", ())),
         ops=tuple(ops),
         exempt=tuple(entry.get("except", ())),
