@@ -9,7 +9,8 @@ from neuron_sim.errors import ConfigurationError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: 0; 1 for what `doctor` or `cache verify` finds wrong, and for a program
-    that failed without a code of its own; 2 for wrong usage or configuration; 3 for what `report` finds refused."""
+    that failed without a code of its own; 2 for wrong usage or configuration; 3 for what `report` or `check`
+    finds refused."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen = _parser().parse_args(given)
     try:
@@ -39,6 +40,28 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("-o", "--output", help="write the report to a file instead of stdout")
     report.add_argument("--no-fallbacks", action="store_true", help="refuse what runs operators on the host")
     report.add_argument("program", nargs=argparse.REMAINDER, help="-- and the program with its arguments")
+    check = commands.add_parser(
+        "check", help="say what would happen to a model on an instance, without weights; exit code 3 when it is refused"
+    )
+    check.add_argument(
+        "model", help="a pipeline's or a model's folder, a hub id, a class of diffusers, or file.py:Class"
+    )
+    check.add_argument("--config", help="JSON file with the arguments of the class's constructor")
+    check.add_argument("--instance", help="the instance type (default: NEURON_SIM_INSTANCE's)")
+    check.add_argument("--tp", type=int, default=1, help="over how many cores the denoiser is sharded (default: 1)")
+    check.add_argument("--size", default="1024x1024", help="the picture, width x height (default: 1024x1024)")
+    check.add_argument("--dtype", default="bfloat16", help="bfloat16, float16, float32 or float64 (default: bfloat16)")
+    check.add_argument("--profile", help="whose rules (default: NEURON_SIM_PROFILE's)")
+    check.add_argument(
+        "--mode", choices=["eager", "compiled", "both"], default="both", help="what to judge (default: both)"
+    )
+    check.add_argument("--whole", action="store_true", help="compile models as a whole, not by repeated blocks")
+    check.add_argument("--no-fallbacks", action="store_true", help="refuse what runs operators on the host")
+    check.add_argument(
+        "--set", action="append", default=[], metavar="NAME=NUMBER", dest="sizes",
+        help="what an input measures, where the picture does not tell (text=512, frames=21); repeatable",
+    )  # fmt: skip
+    check.add_argument("--json", action="store_true", help="as JSON, for programs")
     return parser
 
 
@@ -56,10 +79,25 @@ def _run(chosen: argparse.Namespace) -> int:
         from neuron_sim import cache_command
 
         return cache_command.run(chosen.action, chosen.dir, as_json=chosen.json)
+    if chosen.command == "check":
+        return _check(chosen)
     from neuron_sim.report import command
 
     program = chosen.program[1:] if chosen.program[:1] == ["--"] else chosen.program
     return command.run(program, chosen.instance, chosen.json, chosen.output, chosen.no_fallbacks)
+
+
+def _check(chosen: argparse.Namespace) -> int:
+    from neuron_sim.check import options
+
+    asked = options.read(
+        chosen.model, instance_name=chosen.instance, tp=chosen.tp, size=chosen.size, dtype=chosen.dtype,
+        profile_name=chosen.profile, config=chosen.config, whole=chosen.whole, no_fallbacks=chosen.no_fallbacks,
+        sizes=tuple(chosen.sizes),
+    )  # fmt: skip
+    from neuron_sim.check import command
+
+    return command.run(asked, chosen.mode, as_json=chosen.json)
 
 
 if __name__ == "__main__":

@@ -34,11 +34,21 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
+_passed_over: list[str] = []
+
+
+def pass_over(folder: str) -> None:
+    """Pass over the files of one more folder: a tool that runs the user's model is not the user."""
+    _passed_over.append(folder.rstrip(os.sep) + os.sep)
+    _own_folders.cache_clear()
+    _is_own.cache_clear()
+
+
 @cache
 def _own_folders() -> tuple[str, ...]:
     torch_init = getattr(sys.modules.get("torch"), "__file__", None)
     folders = [os.path.dirname(__file__)] + ([os.path.dirname(torch_init)] if torch_init else [])
-    return tuple(folder + os.sep for folder in folders)
+    return (*(folder + os.sep for folder in folders), *_passed_over)
 
 
 @cache
@@ -56,13 +66,18 @@ def _library_path(file: str) -> str:
     return ""
 
 
-def user_location() -> Location:
-    """The user's innermost line in the calling thread; a library's, where no frame is the user's."""
+def user_location(within: str | None = None) -> Location:
+    """The user's innermost line in the calling thread; a library's, where no frame is the user's.
+
+    What called the file `within` is not looked at.
+    """
     frame: FrameType | None = sys._getframe(1)
     innermost: Location | None = None
     via = ""
     while frame is not None:
         file = frame.f_code.co_filename
+        if file == within:
+            break
         if not _is_own(file):
             where = _library_path(file)
             if not where:

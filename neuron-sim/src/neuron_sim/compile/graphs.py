@@ -4,7 +4,7 @@ A graph's nodes carry what PyTorch's tracers put there: `meta["val"]`, a fake te
 `meta["stack_trace"]`, the program's lines.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +16,32 @@ from neuron_sim.location import Location, traced_location
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operator. `op` is its name as the device's core has it, "aten::add.Tensor"."""
+    """One call of an operator. `op` is its name as the device's core has it, "aten::add.Tensor".
 
-    node: fx.Node
+    `args` and `kwargs` have tensors without memory where the call has tensors; `inputs` are those, in order, and
+    `outputs` what it returns. `where` is the line it came from.
+    """
+
+    target: torch._ops.OpOverload
     op: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
+    where: Location
 
-    @property
-    def where(self) -> Location:
-        """The line it came from."""
-        return location(self.node)
+    @classmethod
+    def of_node(cls, node: fx.Node) -> "Call":
+        """The call that a node of a graph is."""
+        target = node.target
+        assert isinstance(target, torch._ops.OpOverload)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: given.meta.get("val"))
+        inputs, outputs = tuple(tensors((args, kwargs))), tuple(tensors(node.meta.get("val")))
+        return cls(target, operator_name(target), args, kwargs, inputs, outputs, location(node))
+
+    def argument(self, place: int, name: str) -> Any:
+        """An argument by place or name; None when it is not given."""
+        return self.args[place] if place < len(self.args) else self.kwargs.get(name)
 
 
 def location(node: fx.Node) -> Location:
@@ -48,27 +63,31 @@ def calls(graph_module: fx.GraphModule) -> Iterator[Call]:
     """The calls of operators in a graph and in the graphs inside it (branches, loops), in order."""
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            yield Call(node, operator_name(node.target), _inputs(node), tuple(tensors(node.meta.get("val"))))
+            yield Call.of_node(node)
         elif node.op == "get_attr":
             inner = _attribute(graph_module, str(node.target))
             if isinstance(inner, fx.GraphModule):
                 yield from calls(inner)
 
 
-def _inputs(node: fx.Node) -> tuple[torch.Tensor, ...]:
-    # In the order of the arguments, and twice where given twice, unlike `all_input_nodes`.
-    found: list[torch.Tensor] = []
-    fx.map_arg((node.args, node.kwargs), lambda given: found.extend(tensors(given.meta.get("val"))))
-    return tuple(found)
-
-
 def tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in a node's value."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (tuple, list)):
+    elif isinstance(value, tuple | list):
         for item in value:
             yield from tensors(item)
+    elif isinstance(value, Mapping):
+        yield from tensors(tuple(value.values()))
+
+
+def is_view(target: Any) -> bool:
+    """Whether an operator only looks at its argument's memory."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    aliases = [result.alias_info for result in target._schema.returns]
+    is_alias = any(alias is not None and not alias.is_write for alias in aliases)
+    return is_alias or operator_name(target) in ("aten::_unsafe_view", "aten::detach", "aten::sym_size.int")
 
 
 def dimensions(tensor: torch.Tensor) -> tuple[int, ...]:

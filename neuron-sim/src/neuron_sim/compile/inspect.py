@@ -10,15 +10,12 @@ from typing import Literal
 import torch
 from torch import fx
 
-from neuron_sim.compile import instructions, liveness
+from neuron_sim.compile import facts, instructions, liveness
 from neuron_sim.compile.graphs import Call, calls, dimensions, location, tensors
 from neuron_sim.location import NOWHERE, Location
 from neuron_sim.policy import Event, Rulebook
 
 Outcome = Literal["refuse", "convert", "tell"]
-_MASKS = (torch.bool, torch.uint8)
-_INDEXING = ("aten::index.Tensor", "aten::_unsafe_index.Tensor")
-_FORMATS = (torch.contiguous_format, torch.preserve_format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +74,16 @@ def _event(rule: str, op: str, where: Location, detail: str = "", softened: bool
 
 def _inputs(graph_module: fx.GraphModule) -> Iterator[_Found]:
     given = [node for node in graph_module.graph.nodes if node.op in ("placeholder", "get_attr")]
-    shaped = any(_is_symbolic(tensor) for node in given for tensor in tensors(node.meta.get("val")))
+    shaped = any(facts.is_symbolic(tensor) for node in given for tensor in tensors(node.meta.get("val")))
     for node in given:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt) and not shaped:  # else it is a size of what is found below
             yield _event("static_shapes", node.name, _first_use(node), f"the number {node.name} is not fixed")
         for tensor in tensors(value):
             where = _first_use(node)
-            if _is_symbolic(tensor):
+            if facts.is_symbolic(tensor):
                 yield _event("static_shapes", node.name, where, f"{node.name} has the shape {_shape(tensor)}")
-            if _is_dtype(tensor, torch.float64):
+            if facts.is_dtype(tensor, torch.float64):
                 yield _event("float64", node.name, where)
             if tensor.dtype.is_complex:
                 yield _event("complex", node.name, where, str(tensor.dtype))
@@ -98,50 +95,15 @@ def _first_use(node: fx.Node) -> Location:
 
 def _of_call(call: Call, rulebook: Rulebook) -> Iterator[_Found]:
     rules, op, where = rulebook.profile.rules, call.op, call.where
-    given = call.inputs
-    # What PyTorch makes of `.item()` where it can keep it on the device.
-    is_number = op.startswith("prims::convert_element_type") and all(t.dim() == 0 for t in call.outputs)
-    for tensor in call.outputs:
-        # Where a dtype comes from, and not every place it then passes through.
-        if _is_dtype(tensor, torch.float64) and not any(_is_dtype(t, torch.float64) for t in given) and not is_number:
-            yield _event("float64", op, where)
-        if tensor.dtype.is_complex and not any(t.dtype.is_complex for t in given):
-            yield _event("complex", op, where, str(tensor.dtype))
-    if detail := _dynamic(call, rules["dynamic_shape"].exempts(op)):
-        yield _event("static_shapes", op, where, detail)
-    if (memory_format := call.node.kwargs.get("memory_format")) not in (None, *_FORMATS):
-        yield _event("memory_format", op, where, str(memory_format).removeprefix("torch."))
+    for rule, detail in facts.of_call(call, rulebook.profile):
+        yield _event(rule, op, where, detail)
+    if why := facts.dynamic(call, rules["dynamic_shape"].exempts(op)):
+        yield _event("static_shapes", op, where, why)
     if rules["fallback"].is_about(op) and not rules["unsupported_op"].exempts(op):
         yield _event("unsupported_op", op, where)
-    if number := _number_beyond_int32(call):
-        yield _event("int64", op, where, number)
-    for case in rules["untested"].cases:
-        if case.op == op and _matches(call.node, case.argument, case.equals, case.dimensions):
-            yield _event("untested", op, where, case.detail)
     limit = rules["sdpa"].limit
-    if "scaled_dot_product" in op and given and limit is not None and (width := dimensions(given[0])[-1]) > limit:
-        yield _event("sdpa", op, where, f"heads of {width}")
-
-
-def _dynamic(call: Call, exempt: bool) -> str | None:
-    """Why a call's result has no fixed shape, or None."""
-    depends = f"the shape of what {call.op} returns depends on values"
-    if call.op == "aten::_local_scalar_dense":
-        return f"what {call.op} returns is a number that the host must read"
-    if any(_is_symbolic(t) for t in call.outputs) and not any(_is_symbolic(t) for t in call.inputs):
-        return depends
-    target = call.node.target
-    assert isinstance(target, torch._ops.OpOverload)
-    if exempt or torch.Tag.dynamic_output_shape not in target.tags:
-        return None
-    if call.op in _INDEXING:
-        return depends if any(t.dtype in _MASKS for t in call.inputs[1:]) else None
-    names = [argument.name for argument in target._schema.arguments]
-    if "output_size" in names:
-        place = names.index("output_size")
-        value = call.node.args[place] if place < len(call.node.args) else call.node.kwargs.get("output_size")
-        return depends if value is None else None
-    return depends
+    if facts.is_attention(op) and call.inputs and limit is not None and dimensions(call.inputs[0])[-1] > limit:
+        yield _event("sdpa", op, where, f"heads of {dimensions(call.inputs[0])[-1]}")
 
 
 def _of_size(graph_module: fx.GraphModule, rulebook: Rulebook, capacity_bytes: int | None) -> Iterator[_Found]:
@@ -159,37 +121,5 @@ def _of_size(graph_module: fx.GraphModule, rulebook: Rulebook, capacity_bytes: i
             yield _event("hbm", peak.op, peak.where, detail)
 
 
-def _is_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    # Python's numbers become float64 scalars of the host, which are inputs of a program, not tensors of the device.
-    return tensor.dtype == dtype and not (tensor.dim() == 0 and tensor.device.type == "cpu")
-
-
-def _is_symbolic(tensor: torch.Tensor) -> bool:
-    return any(not isinstance(size, int) for size in tensor.shape)
-
-
 def _shape(tensor: torch.Tensor) -> str:
     return "[" + ", ".join(map(str, tensor.shape)) + "]"
-
-
-def _number_beyond_int32(call: Call) -> str | None:
-    """The first number that does not fit into 32 bits, where an int64 tensor meets it. Sizes are no numbers."""
-    if not any(t.dtype == torch.int64 for t in (*call.inputs, *call.outputs)):
-        return None
-    target = call.node.target
-    assert isinstance(target, torch._ops.OpOverload)
-    for place, argument in enumerate(target._schema.arguments):
-        value = call.node.args[place] if place < len(call.node.args) else call.node.kwargs.get(argument.name)
-        is_number = str(argument.type) in ("number", "Tensor", "Optional[number]")
-        if is_number and isinstance(value, int) and not -(2**31) <= value < 2**31:
-            return str(value)
-    return None
-
-
-def _matches(node: fx.Node, place: int, equals: str | None, dimensions: int | None) -> bool:
-    if place >= len(node.args):
-        return False
-    argument = node.args[place]
-    if dimensions is None:
-        return str(argument).lower() == equals
-    return isinstance(argument, fx.Node) and any(t.dim() == dimensions for t in tensors(argument.meta.get("val")))

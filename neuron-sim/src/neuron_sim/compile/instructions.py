@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from neuron_sim.compile.graphs import Call, calls, dimensions, elements
+from neuron_sim.compile.graphs import Call, calls, dimensions, elements, is_view
 from neuron_sim.location import NOWHERE, Location
 
 PARTITIONS = 128
@@ -61,7 +61,7 @@ def of_call(call: Call) -> tuple[int, int]:
     op, given = call.op, call.inputs
     if not op.startswith("aten::"):
         return 0, 1 if op.startswith("_c10d_functional::") and "wait" not in op else 0
-    if is_view(call):
+    if is_view(call.target):
         return 0, 0
     if op in _PRODUCTS and len(given) > max(_PRODUCTS[op]):
         left, right = (dimensions(given[place]) for place in _PRODUCTS[op])
@@ -84,16 +84,6 @@ def product_tiles(rows: int, inner: int, columns: int) -> int:
     return deep * min(one, other)
 
 
-def is_view(call: Call) -> bool:
-    """Whether an operator only looks at its argument's memory."""
-    target = call.node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    aliases = [result.alias_info for result in target._schema.returns]
-    is_alias = any(alias is not None and not alias.is_write for alias in aliases)
-    return is_alias or call.op in ("aten::_unsafe_view", "aten::alias", "aten::detach", "aten::sym_size.int")
-
-
 def _sweep(call: Call) -> int:
     sizes = [elements(tensor) for tensor in (*call.outputs, *_read(call))]
     return math.ceil(max(sizes, default=0) / VECTOR)
@@ -114,8 +104,7 @@ def _attention(call: Call) -> tuple[int, int]:
 
 def _convolution(call: Call) -> tuple[int, int]:
     weight, out = dimensions(call.inputs[1]), dimensions(call.outputs[0])
-    groups = call.node.args[8] if len(call.node.args) > 8 and isinstance(call.node.args[8], int) else 1
-    transposed = len(call.node.args) > 6 and call.node.args[6] is True
+    transposed, groups = call.argument(6, "transposed"), call.argument(8, "groups") or 1
     made = weight[1] if transposed else weight[0] // groups
     inner = (weight[0] // groups if transposed else weight[1]) * math.prod(weight[2:])
     return groups * out[0] * product_tiles(made, inner, math.prod(out[2:])), _sweep(call)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from neuron_sim.compile.graphs import Call, location, nbytes, operator_name, tensors
-from neuron_sim.compile.instructions import is_view
+from neuron_sim.compile.graphs import is_view, location, nbytes, operator_name, tensors
 from neuron_sim.location import NOWHERE, Location
 
 
@@ -56,7 +55,7 @@ def _shares(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     name = operator_name(node.target)
-    return name == "getitem" or name.endswith("wait_tensor") or is_view(Call(node, name, (), ()))
+    return name == "getitem" or name.endswith("wait_tensor") or is_view(node.target)
 
 
 def _bytes(node: fx.Node) -> int:

@@ -3,9 +3,9 @@
 import os
 from typing import Any, TextIO
 
-from neuron_sim.report.verdict import Verdict
+from neuron_sim.report.verdict import Verdict, Word
 
-_COLOURS = {"runs": "32", "falls back": "33", "refused": "31", "failed": "31", "device not used": "33"}
+_COLOURS: dict[Word, str] = {"runs": "32", "falls back": "33", "refused": "31", "failed": "31", "device not used": "33"}
 SHOWN = 12
 
 
@@ -15,10 +15,14 @@ def render(report: dict[str, Any] | None, verdict: Verdict, colour: bool = False
     if report is not None:
         for part in (_head, _operators, _programs, _rules, _syncs, _collectives, _memory):
             lines += part(report)
-    word = f"\033[1;{_COLOURS[verdict.word]}m{verdict.word}\033[0m" if colour else verdict.word
-    lines += ["", f"verdict for {verdict.instance}: {word}"]
+    lines += ["", f"verdict for {verdict.instance}: {coloured(verdict.word, colour)}"]
     lines += [f"  {reason}" for reason in verdict.why]
     return "\n".join(lines)
+
+
+def coloured(word: Word, colour: bool) -> str:
+    """A verdict's word, in its colour where there is any."""
+    return f"\033[1;{_COLOURS[word]}m{word}\033[0m" if colour else word
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -85,7 +89,7 @@ def _collectives(report: dict[str, Any]) -> list[str]:
     if not report["collectives"]:
         return []
     rows = [
-        (name.removeprefix("c10d::").rstrip("_"), found["calls"], f"{_size(found['bytes'])} in all ranks")
+        (name.removeprefix("c10d::").rstrip("_"), found["calls"], f"{human_size(found['bytes'])} in all ranks")
         for name, found in report["collectives"].items()
     ]
     return ["", "collectives", *_table(rows)]
@@ -99,8 +103,8 @@ def _memory(report: dict[str, Any]) -> list[str]:
             share = core["peak_bytes"] / core["capacity_bytes"]
             full = f", {core['out_of_memory']} times out of memory" if core["out_of_memory"] else ""
             lines.append(
-                f"  {rank + 'core ' + str(core['core']):<18}{_size(core['peak_bytes']):>12}  of "
-                f"{_size(core['capacity_bytes'])} ({share:.1%}){full}"
+                f"  {rank + 'core ' + str(core['core']):<18}{human_size(core['peak_bytes']):>12}  of "
+                f"{human_size(core['capacity_bytes'])} ({share:.1%}){full}"
             )
     return lines
 
@@ -119,7 +123,8 @@ def _place(entry: dict[str, Any]) -> str:
     return f"{where} (in {entry['via']})" if entry["via"] else where
 
 
-def _size(count: int) -> str:
+def human_size(count: int) -> str:
+    """Bytes, with a unit."""
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
