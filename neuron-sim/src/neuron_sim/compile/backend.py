@@ -12,9 +12,10 @@ import torch
 from torch.fx import GraphModule
 
 from neuron_sim import _core, env, policy
-from neuron_sim.compile import record, shortcut, torch_private
+from neuron_sim.compile import notes, record, shortcut, torch_private
 from neuron_sim.compile.artifacts import artifact, totals
 from neuron_sim.compile.graphdata import UnsupportedGraphError, write_down
+from neuron_sim.compile.inspect import enforce, inspect_graph
 from neuron_sim.compile.tracekey import NoKeyError, TraceKey, trace_key
 from neuron_sim.errors import ConfigurationError, NeuronRuleError
 
@@ -31,8 +32,9 @@ def neuron(
     """Compile a graph of Dynamo's for the device.
 
     `example_inputs` are traced tensors. Raises `ConfigurationError` for a mode or an option, of which there are none;
-    `NeuronRuleError` for symbolic shapes and for inputs on the host where copying them is turned off;
-    `UnsupportedGraphError` for what no program can hold. Dynamo wraps them in its BackendCompilerFailed.
+    `NeuronRuleError` for symbolic shapes, for inputs on the host where copying them is turned off, and for what the
+    rulebook refuses in the graph; `UnsupportedGraphError` for what no program can hold. Dynamo wraps them in its
+    BackendCompilerFailed.
     """
     _refuse_options(mode, options)
     _core.ensure_ready()
@@ -47,9 +49,12 @@ def neuron(
     seen = record.begin(graph, example_inputs, why_no_key)
     if key is not None and (found := shortcut.find(key, place.core)):
         seen.add(found.artifact, "inference")
+        findings = notes.read(found.findings, graph, policy.current())
+        seen.findings += [finding.message for finding in findings]
+        enforce(findings, policy.current())
         return torch_private.untraced(found.callable(seen.count))
     totals.aot_autograd += 1
-    return Compilation(place, key, seen).run(graph, example_inputs)
+    return Compilation(graph, place, key, seen).run(example_inputs)
 
 
 neuron.backend_ctx_ctor = torch_private.StaticShapes  # type: ignore[attr-defined]
@@ -115,26 +120,30 @@ class Placement:
 class Compilation:
     """One graph of Dynamo's on its way through AOTAutograd, which makes one graph of it, or two for training."""
 
-    def __init__(self, place: Placement, key: TraceKey | None, seen: record.Graph) -> None:
+    def __init__(self, graph: GraphModule, place: Placement, key: TraceKey | None, seen: record.Graph) -> None:
+        self._graph = graph
         self._place = place
         self._key = key
         self._seen = seen
 
-    def run(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def run(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The callable for Dynamo. Raises what `neuron` does."""
         compilers = [partial(self._compile, kind) for kind in ("inference", "forward", "backward")]
-        return torch_private.run_aot_autograd(graph, inputs, *compilers)
+        return torch_private.run_aot_autograd(self._graph, inputs, *compilers)
 
     def _compile(self, kind: str, aten: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         book = policy.current()
         narrow = book.actions["float64"] == "convert" and book.strictness != "off"
         moves = kind == "inference" and self._place.all_on_host and not env.RETAIN_DEVICE_MODE.read()
         with torch_private.without_modes(), torch.no_grad():
+            findings = inspect_graph(aten, book, _core.memory_stats(self._place.core)["capacity"])
+            self._seen.findings += [finding.message for finding in findings]
+            enforce(findings, book)
             data = write_down(aten, narrow, moves)
             found = artifact(data, self._place.core)
             self._seen.add(found, kind)
             if self._key is not None and kind == "inference":
-                shortcut.keep(self._key, data, found)
+                shortcut.keep(self._key, data, found, notes.write(findings, self._graph))
         runner, count = found.run, self._seen.count if kind != "backward" else None
         backwards = sorted(data.ignored, reverse=True)
 

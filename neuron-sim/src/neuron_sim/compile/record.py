@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neuron_sim.compile import torch_private
-from neuron_sim.compile.artifacts import Artifact
+from neuron_sim.compile.artifacts import Artifact, totals
 from neuron_sim.compile.graphdata import line_of
 
 MOST_CHANGES = 8
@@ -36,6 +36,7 @@ class Graph:
     why_no_shortcut: str
     changes: list[str] = field(default_factory=list)
     is_recompile: bool = False
+    findings: list[str] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
     count: Count = field(default_factory=Count)
 
@@ -60,6 +61,27 @@ def forget() -> None:
     """Forget them. For tests and tools."""
     with _lock:
         _graphs.clear()
+
+
+def as_data() -> dict[str, Any]:
+    """What the compiler did in this process, for reports."""
+    return vars(totals) | {
+        "graphs": [
+            {
+                "name": graph.name,
+                "code": graph.code,
+                "inputs": graph.inputs,
+                "operations": len(graph.operations),
+                "recompile": graph.is_recompile,
+                "changes": graph.changes,
+                "rules": graph.findings,
+                "programs": graph.artifacts,
+                "runs": graph.count.runs,
+                "traced_again_because": graph.why_no_shortcut,
+            }
+            for graph in graphs()
+        ]
+    }
 
 
 def begin(graph: GraphModule, inputs: Sequence[Any], why_no_shortcut: str) -> Graph:
@@ -141,7 +163,8 @@ def _changes(old: Graph, new: Graph) -> list[str]:
         found.append(f"{len(old.operations)} → {len(new.operations)} operations")
     for one, other in zip(old.operations, new.operations, strict=False):
         if one != other:
-            found.append(f"{one} → {other}")
+            before, _, line = one.rpartition(" at ")
+            found.append(f"{before} → {other}" if before and other.endswith(f" at {line}") else f"{one} → {other}")
             break
     if not found:
         found.append("nothing in the graph: a guard of Dynamo's failed; TORCH_LOGS=recompiles says which")

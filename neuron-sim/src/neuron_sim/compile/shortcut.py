@@ -25,10 +25,11 @@ _remembered: dict[str, dict[str, Any]] = {}
 
 @dataclass(frozen=True)
 class Shortcut:
-    """An artifact, and for each result the input that it is, or None."""
+    """An artifact, for each result the input that it is, or None, and what the rulebook found (`notes`)."""
 
     artifact: Artifact
     same_as: tuple[int | None, ...]
+    findings: list[Any]
 
     def callable(self, count: Count) -> Callable[..., Any]:
         """What takes the graph's inputs and returns its results, and counts."""
@@ -76,7 +77,7 @@ def find(key: TraceKey, core: int) -> Shortcut | None:
     if artifact is None:
         return None
     _remembered[name] = note
-    return Shortcut(artifact, tuple(note["same_as"]))
+    return Shortcut(artifact, tuple(note["same_as"]), note["findings"])
 
 
 def _on_disk(name: str) -> Entry | None:
@@ -86,8 +87,13 @@ def _on_disk(name: str) -> Entry | None:
         return None  # who keeps the next artifact tells about it
 
 
-def keep(key: TraceKey, graph: GraphData, artifact: Artifact) -> None:
-    """Note the artifact of a trace, if a process that finds it can do without AOTAutograd. Called while it compiles."""
+def keep(key: TraceKey, graph: GraphData, artifact: Artifact, findings: list[Any] | None) -> None:
+    """Note the artifact of a trace, if a process that finds it can do without AOTAutograd. Called while it compiles.
+
+    `findings` are the rulebook's, None where they cannot be written down.
+    """
+    if findings is None:
+        return
     same_as = torch_private.results_that_are_inputs()
     inputs = [_without_grad(described) for described in key.data["inputs"]]
     if same_as is None or graph.ignored or graph.data["inputs"] != inputs or len(same_as) != len(graph.data["outputs"]):
@@ -97,6 +103,7 @@ def keep(key: TraceKey, graph: GraphData, artifact: Artifact) -> None:
         "artifact": artifact.key,
         "groups": [key.groups.index(name) for name in graph.groups],
         "same_as": same_as,
+        "findings": findings,
     }
     purpose = purpose_of(key)
     opcache.current().keeper.find_or_make(purpose, lambda: json.dumps(note, sort_keys=True).encode())
@@ -114,6 +121,7 @@ def _read(payload: bytes, key: TraceKey) -> dict[str, Any]:
             raise EntryError(f"its note is of the format {note['format']!r}, not {FORMAT!r}")
         is_right = (
             isinstance(note["artifact"], str)
+            and isinstance(note["findings"], list)
             and all(type(place) is int and 0 <= place < len(key.groups) for place in note["groups"])
             and all(
                 place is None or (type(place) is int and 0 <= place < len(key.data["inputs"]))

@@ -46,6 +46,7 @@ def merge(reports: Iterable[Report]) -> Report | None:
             "disk": programs[0]["disk"],
             "by_operator": _most(report["programs"]["by_operator"] for report in ordered),
         },
+        "compiler": _compiler([report["compiler"] for report in ordered if report["compiler"]]),
         "rules": _same_added((r for report in ordered for r in report["rules"]), ("rule", "op", "file", "line", "via")),
         "host_syncs": {
             "by_kind": _added(report["host_syncs"]["by_kind"] for report in ordered),
@@ -62,6 +63,21 @@ def merge(reports: Iterable[Report]) -> Report | None:
             for name in sorted({name for report in ordered for name in report["collectives"]})
         },
     }
+
+
+def _compiler(reports: list[Report]) -> Report | None:
+    """The ranks' graphs put together: the same graph of several ranks is one, with the runs of all."""
+    if not reports:
+        return None
+    graphs: dict[tuple[Any, ...], Report] = {}
+    for report in reports:
+        for graph in report["graphs"]:
+            keys = tuple(program["key"] for program in graph["programs"])
+            same = graphs.setdefault((graph["name"], graph["code"], *keys), graph | {"runs": 0, "processes": 0})
+            same["runs"] += graph["runs"]
+            same["processes"] += 1
+    counts = ("aot_autograd", "compiled", "disk_hits", "memory_hits")
+    return {name: sum(report[name] for report in reports) for name in counts} | {"graphs": list(graphs.values())}
 
 
 def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -67,7 +67,8 @@ def refusal_behind(error: BaseException) -> str | None:
         if isinstance(at, NeuronRuleError | ConfigurationError) or str(at).startswith(OUT_OF_MEMORY):
             return _first_lines(str(at))
         seen.add(id(at))
-        at = at.__cause__ or at.__context__
+        # Dynamo raises its own error for a compiler's, and keeps that one inside.
+        at = getattr(at, "inner_exception", None) or at.__cause__ or at.__context__
     return None
 
 
@@ -135,6 +136,7 @@ def collect() -> dict[str, Any]:
             "disk": str(cache.disk.folder) if cache.disk else None,
             "by_operator": counts.compiled,
         },
+        "compiler": _compiler(),
         "rules": [
             {
                 "rule": event.rule,
@@ -156,6 +158,12 @@ def collect() -> dict[str, Any]:
         },
         "collectives": {found.name: {"calls": found.calls, "bytes": found.bytes} for found in collectives.counts()},
     }
+
+
+def _compiler() -> dict[str, Any] | None:
+    """The graphs that were compiled; None where the compiler was never asked."""
+    record = sys.modules.get("neuron_sim.compile.record")
+    return record.as_data() if record is not None else None
 
 
 def _collective_rules(strictness: str) -> list[dict[str, Any]]:

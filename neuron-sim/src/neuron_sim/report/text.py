@@ -3,6 +3,7 @@
 import os
 from typing import Any, TextIO
 
+from neuron_sim.report import graphs
 from neuron_sim.report.verdict import Verdict, Word
 
 _COLOURS: dict[Word, str] = {"runs": "32", "falls back": "33", "refused": "31", "failed": "31", "device not used": "33"}
@@ -13,7 +14,7 @@ def render(report: dict[str, Any] | None, verdict: Verdict, colour: bool = False
     """The whole report."""
     lines: list[str] = []
     if report is not None:
-        for part in (_head, _operators, _programs, _rules, _syncs, _collectives, _memory):
+        for part in (_head, _operators, _programs, _graphs, _rules, _syncs, _collectives, _memory):
             lines += part(report)
     lines += ["", f"verdict for {verdict.instance}: {coloured(verdict.word, colour)}"]
     lines += [f"  {reason}" for reason in verdict.why]
@@ -63,6 +64,10 @@ def _programs(report: dict[str, Any]) -> list[str]:
             ]
         ),
     ]
+
+
+def _graphs(report: dict[str, Any]) -> list[str]:
+    return graphs.render(report["compiler"])
 
 
 def _rules(report: dict[str, Any]) -> list[str]:
