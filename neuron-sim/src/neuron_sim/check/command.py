@@ -41,11 +41,13 @@ def run(options: Options, mode: str = "both", as_json: bool = False) -> int:
 
 
 def _register() -> None:
-    """The device, for models that ask what they are on. Also beside CUDA: nothing else runs in this process."""
-    os.environ[env.NEURON_SIM.name] = "1"
+    """The device, for models that ask what they are on; also beside CUDA, as nothing else runs in this process."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from neuron_sim import boot
 
-    if not boot.register() and not boot.real_backend():
+    if boot.register() or boot.real_backend():
+        return
+    os.environ[env.NEURON_SIM.name] = "1"
+    if not boot.register():
         status = boot.status()
         raise ConfigurationError(f"the neuron device is not there: {status.reason if status else 'not registered'}")

@@ -70,7 +70,7 @@ def follow(
 
         return keepers.setdefault(unit, torch_private.inspecting_backend(keep))
 
-    with torch_private.dynamo_session():
+    with torch_private.dynamo_session(), torch_private.equal_without_values():
         for block in blocks:
             torch_private.compile_in_place(block, backend(type(block).__name__))
         if not blocks:

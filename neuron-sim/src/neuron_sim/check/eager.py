@@ -22,10 +22,9 @@ from neuron_sim.policy import Event, Rulebook
 _MEMORY_ONLY = ("aten::empty", "aten::_to_copy", "aten::copy_", "aten::clone", "aten::new_empty", "aten::lift_fresh")
 _C10_NAMES = {
     torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-    torch.bool: "Bool", torch.float64: "Double", torch.float32: "Float", torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
+    torch.bool: "Bool", torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16",
+    torch.float64: "Float",  # what the device has in its place
 }  # fmt: skip
-_WIDE = (torch.int64, torch.float64)
 
 
 @dataclass
@@ -133,7 +132,7 @@ class Follower:
         if source.device.type == DEVICE != target.device.type:
             self.seen.syncs["copy_to_host"] += 1
         elif source.device.type == DEVICE and source.dtype != target.dtype:
-            if source.dtype in _WIDE or target.dtype in _WIDE:
+            if torch.int64 in (source.dtype, target.dtype):
                 names = (_C10_NAMES.get(t.dtype, str(t.dtype)) for t in (source, target))
                 self.seen.syncs["cast64"] += 1
                 self._apply("cast64", "aten::copy_", " to ".join(names), call)

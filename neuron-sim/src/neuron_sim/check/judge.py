@@ -6,6 +6,7 @@ from neuron_sim.check.trace import Mode
 from neuron_sim.report.verdict import EXIT_REFUSED, Verdict
 from neuron_sim.report.verdict import judge as judge_run
 
+MOST = 6
 _WORST = ("refused", "failed", "falls back", "runs")
 
 
@@ -28,7 +29,8 @@ def _of_mode(document: dict[str, Any], mode: str, no_fallbacks: bool) -> Verdict
     if memory["total_bytes_estimate"] > memory["capacity_bytes"]:
         refusals.append(_too_much(memory))
     if refusals:
-        return Verdict("refused", instance, tuple(refusals), EXIT_REFUSED)
+        more = [f"and {len(refusals) - MOST} more; --json has all rules"] if len(refusals) > MOST else []
+        return Verdict("refused", instance, (*refusals[:MOST], *more), EXIT_REFUSED)
     problems = [
         f"{part['name']} could not be followed without values: {part['problem']}"
         for part in document["parts"]

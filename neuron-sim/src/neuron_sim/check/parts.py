@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,12 @@ from neuron_sim.errors import ConfigurationError
 
 PIXELS_A_TOKEN = 16  # a VAE that halves three times, and patches of two by two: most of diffusers' transformers
 TEXT_TOKENS = 512
+# As pipelines call their text encoders, the most particular way first.
+_CALLS: tuple[Mapping[str, bool], ...] = (
+    {"output_hidden_states": True, "use_cache": False},
+    {"output_hidden_states": True},
+    {},
+)
 _AREA = ("image", "tokens", "video")
 
 
@@ -44,9 +50,8 @@ def of(options: Options) -> list[Part]:
     Raises `ConfigurationError` for a model that is not known, a degree that it cannot be sharded over, and a size that
     it does not make.
     """
-    subjects, others = vitrail_api.find(options.model, options.config)
-    folder = subjects[0].folder.parent if subjects and subjects[0].folder is not None else None
-    pipeline = folder if folder is not None and (folder / "model_index.json").is_file() else None
+    subjects = vitrail_api.find(options.model, options.config)
+    pipeline = _pipeline(subjects[0].folder, options.model)
     multiple = (vitrail_api.size_multiple(pipeline) if pipeline is not None else None) or PIXELS_A_TOKEN
     for what, value in (("width", options.width), ("height", options.height)):
         if value % multiple:
@@ -57,8 +62,15 @@ def of(options: Options) -> list[Part]:
             )
     found = [_denoiser(subject, options, multiple) for subject in subjects]
     if pipeline is not None:
-        found += list(_others(pipeline, [other.name for other in others], options))
+        found += list(_others(pipeline, options))
     return found
+
+
+def _pipeline(component: Path | None, named: str) -> Path | None:
+    """The pipeline's folder, where it was the pipeline that was named and not one of its models."""
+    if component is None or component.resolve() == Path(named).resolve():
+        return None
+    return component.parent if (component.parent / "model_index.json").is_file() else None
 
 
 def _denoiser(subject: Any, options: Options, multiple: int) -> Part:
@@ -117,13 +129,15 @@ def _sizes(names: dict[str, int], options: Options, multiple: int) -> dict[str, 
     return {**sizes, **{name: size for name, size in options.sizes.items() if name in names}}
 
 
-def _others(folder: Path, names: list[str], options: Options) -> Iterator[Part]:
+def _others(folder: Path, options: Options) -> Iterator[Part]:
     index = json.loads((folder / "model_index.json").read_text("utf-8"))
-    for name in names:
-        library, kind = index[name]
+    for name, entry in index.items():
+        if not isinstance(entry, list) or len(entry) != 2 or not (folder / name / "config.json").is_file():
+            continue
+        library, kind = entry
         if name.startswith("text_encoder") and library == "transformers":
             model = _of_transformers(folder / name, kind)
-            yield _part(name, model, "forward", [_text(model, options, True), _text(model, options, False)])
+            yield _part(name, model, "forward", [_text(model, options, how) for how in _CALLS])
         elif name == "vae" and library == "diffusers":
             model = _of_diffusers(folder / name, kind)
             part = _part(name, model, "decode", [_latents(model, options, 4), _latents(model, options, 5)])
@@ -156,15 +170,14 @@ def _of_diffusers(folder: Path, kind: str) -> nn.Module:
     return vitrail_api.skeleton(lambda: cls.from_config(config)).eval()
 
 
-def _text(model: nn.Module, options: Options, all_states: bool) -> Callable[[], dict[str, Any]]:
+def _text(model: nn.Module, options: Options, how: Mapping[str, bool]) -> Callable[[], dict[str, Any]]:
     config = getattr(model, "config", None)
     longest = getattr(config, "max_position_embeddings", None) or TEXT_TOKENS
     tokens = min(options.sizes.get("text", TEXT_TOKENS), int(longest))
 
     def make() -> dict[str, Any]:
         ids = torch.empty(1, tokens, dtype=torch.int64, device="meta")
-        given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.empty_like(ids)}
-        return {**given, "output_hidden_states": True} if all_states else given
+        return {"input_ids": ids, "attention_mask": torch.empty_like(ids), **how}
 
     return make
 

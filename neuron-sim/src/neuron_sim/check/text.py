@@ -1,6 +1,8 @@
 """The check for a terminal: plain text, aligned, the verdict last."""
 
+import json
 import os
+from collections import Counter
 from typing import Any
 
 from neuron_sim.report.text import SHOWN, coloured, human_size
@@ -55,7 +57,8 @@ def _rules(document: dict[str, Any]) -> list[str]:
         return ["", "rules: none apply"]
     lines = ["", "rules that apply, by line"]
     for entry in rules[:SHOWN]:
-        where = f"{entry['file'].removeprefix(os.getcwd() + os.sep)}:{entry['line']}"
+        file = entry["file"].rpartition("site-packages" + os.sep)[2].removeprefix(os.getcwd() + os.sep)
+        where = f"{file}:{entry['line']}"
         via = f" (in {entry['via']})" if entry["via"] else ""
         lines.append(f"  {entry['rule']:<16}{entry['mode']:<10}{entry['count']:>6,}  {where}{via}  {entry['op']}")
     if len(rules) > SHOWN:
@@ -69,9 +72,12 @@ def _graphs(document: dict[str, Any]) -> list[str]:
     if not graphs:
         return []
     lines = ["", f"graphs to compile: {len(graphs)}  (instructions, memory and seconds are estimates)"]
-    for graph in graphs:
+    alike = Counter(json.dumps(graph) for graph in graphs)
+    for text, count in alike.items():
+        graph = json.loads(text)
+        name = graph["unit"] + (f" ({count} alike)" if count > 1 else "")
         lines.append(
-            f"  {graph['unit']:<36}{graph['operators']:>6,} operators{graph['instructions_estimate']:>12,} instructions"
+            f"  {name:<40}{graph['operators']:>6,} operators{graph['instructions_estimate']:>12,} instructions"
             f"{human_size(graph['peak_bytes_estimate']):>12}{_duration(graph['compile_seconds_estimate']):>10}"
         )
     lines.append(

@@ -42,12 +42,13 @@ def told_in_one_line() -> Iterator[None]:
         raise ConfigurationError(" ".join(f"{error.message}{hint}".split())) from error
 
 
-def find(target: str, config: Path | None) -> tuple[list[Any], list[Any]]:
-    """The models that are sharded, without weights, and a pipeline's other components."""
+def find(target: str, config: Path | None) -> list[Any]:
+    """The models that are sharded, without weights. Raises `ConfigurationError` for a target that names none."""
     from vitrail.run.subject import find as found
 
     with told_in_one_line():
-        return found(target, config)
+        subjects: list[Any] = found(target, config)[0]
+    return subjects
 
 
 def skeleton(build: Any) -> "nn.Module":

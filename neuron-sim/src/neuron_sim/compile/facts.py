@@ -28,7 +28,8 @@ def of_call(call: Call, profile: Profile) -> Iterator[tuple[str, str]]:
             yield "float64", ""
         if tensor.dtype.is_complex and not any(t.dtype.is_complex for t in call.inputs):
             yield "complex", str(tensor.dtype)
-    if (memory_format := call.kwargs.get("memory_format")) not in (None, *_FORMATS):
+    memory_format = call.kwargs.get("memory_format")
+    if memory_format not in (None, *_FORMATS) and call.chooses_format:
         yield "memory_format", str(memory_format).removeprefix("torch.")
     if number := _number_beyond_int32(call):
         yield "int64", number

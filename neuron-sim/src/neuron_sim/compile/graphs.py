@@ -19,7 +19,9 @@ class Call:
     """One call of an operator. `op` is its name as the device's core has it, "aten::add.Tensor".
 
     `args` and `kwargs` have tensors without memory where the call has tensors; `inputs` are those, in order, and
-    `outputs` what it returns. `where` is the line it came from.
+    `outputs` what it returns. `where` is the line it came from. `chooses_format` is false where no line of the
+    program speaks of a memory format: PyTorch's decompositions choose formats of their own, which ask nothing of the
+    compiler.
     """
 
     target: torch._ops.OpOverload
@@ -29,6 +31,7 @@ class Call:
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     where: Location
+    chooses_format: bool = True
 
     @classmethod
     def of_node(cls, node: fx.Node) -> "Call":
@@ -37,7 +40,9 @@ class Call:
         assert isinstance(target, torch._ops.OpOverload)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: given.meta.get("val"))
         inputs, outputs = tuple(tensors((args, kwargs))), tuple(tensors(node.meta.get("val")))
-        return cls(target, operator_name(target), args, kwargs, inputs, outputs, location(node))
+        trace = str(node.meta.get("stack_trace"))
+        chooses = "memory_format" in trace or "channels_last" in trace
+        return cls(target, operator_name(target), args, kwargs, inputs, outputs, location(node), chooses)
 
     def argument(self, place: int, name: str) -> Any:
         """An argument by place or name; None when it is not given."""
