@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.torchvision_stand_in import stand_in
 
-from vitrail.apply.classes import model_class
+from vitrail.apply.classes import made, model_class
 from vitrail.apply.planning import prove_trial
 from vitrail.apply.trial import trial_of
 from vitrail.plan import catalog, resolve
@@ -32,7 +32,7 @@ def test_plans_fit_their_probes_at_any_degree_up_to_their_heads(name: str) -> No
     probes = {probe.name: probe for probe in catalog.probes(name)}
     for entry in catalog.entries(name):
         probe = probes[entry.probe]
-        model = skeleton(lambda probe=probe: model_class(name)(**probe.config)).eval()  # type: ignore[misc]
+        model = skeleton(lambda probe=probe: made(model_class(name), probe.config)).eval()  # type: ignore[misc]
         assert key_of(model) == entry.key, "the sources or the structure changed: python tools/build_catalog.py"
         resolved = resolve(entry.plan, model, 3)
         summary = summarise(resolved, model, [], torch.bfloat16)

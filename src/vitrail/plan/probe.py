@@ -28,7 +28,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"sum": sum, "len": len, "max": max}
-_TENSOR = re.compile(r"(float|uniform|int|bool|true|ones|zeros)\[(.*)\](?:<(.+))?", re.DOTALL)
+_TENSOR = re.compile(r"(float|uniform|int|bool|true|ones|zeros|padded|left)\[(.*)\](?:<(.+))?", re.DOTALL)
 _KEYS = {"model", "note", "probes"}
 _PROBE_KEYS = {"name", "config", "sizes", "inputs", "why", "borrows"}
 
@@ -165,6 +165,12 @@ class _Maker:
             tensor = torch.rand(shape, dtype=torch.float64, **place) < 0.7
             if not on_meta and tensor.dim():
                 tensor[..., 0] = True
+        elif kind in ("padded", "left"):
+            # What tokenizers give: rows of unlike lengths, the last of them full, padded at the end or the beginning.
+            length = torch.arange(shape[-1])
+            ends = shape[-1] - torch.arange(shape[0] - 1, -1, -1) % max(shape[-1] // 2, 1)
+            tensor = (length < ends[:, None]).long()
+            tensor = (tensor.flip(-1) if kind == "left" else tensor).to(self.device)
         else:
             made = {"true": torch.bool, "ones": self.dtype, "zeros": self.dtype}[kind]
             fill = torch.zeros if kind == "zeros" else torch.ones
