@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .run.compiling import compile_pipeline
     from .run.pipelines import load_pipeline
+    from .run.saving import save_pretrained
 
 # Loaded when first asked for: importing vitrail, as the command line does for --help, imports no torch.
 _HOMES = {
@@ -31,6 +32,7 @@ _HOMES = {
     "is_sharded": "vitrail.apply.sharded",
     "load_pipeline": "vitrail.run.pipelines",
     "model_folder": "vitrail.bundled",
+    "save_pretrained": "vitrail.run.saving",
     "sharding_of": "vitrail.apply.sharded",
 }
 
@@ -48,6 +50,7 @@ __all__ = [
     "is_sharded",
     "load_pipeline",
     "model_folder",
+    "save_pretrained",
     "sharding_of",
 ]
 

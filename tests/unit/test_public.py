@@ -25,6 +25,7 @@ def test_the_public_names() -> None:
         "is_sharded",
         "load_pipeline",
         "model_folder",
+        "save_pretrained",
         "sharding_of",
     }
     assert all(getattr(vitrail, name) is not None for name in vitrail.__all__)

@@ -13,6 +13,7 @@ from ..plan.skeleton import skeleton, tied_groups
 from .checkpoint import Checkpoint
 from .files import TRANSFORMERS, find
 from .load import DtypeRule, Request
+from .shards import ShardCheckpoint
 
 
 class EncoderRequest(Request):
@@ -43,6 +44,8 @@ class EncoderRequest(Request):
         from .transformers_names import renamed
 
         found = find(self.path, self.subfolder, self.variant, self.hub, TRANSFORMERS)
+        if isinstance(found, ShardCheckpoint):  # ours: by the model's names
+            return found
         checkpoint = Checkpoint(renamed(found.entries, model))
         # A table under several names is in the files under one.
         for names in tied_groups(model):

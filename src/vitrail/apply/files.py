@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointError, UnsupportedError
 from .checkpoint import Checkpoint
+from .shards import INDEX, ShardCheckpoint
 
 DIFFUSERS, TRANSFORMERS = "diffusion_pytorch_model", "model"
 
@@ -22,6 +23,8 @@ def find(
     single_name = f"{stem}{dotted}.safetensors"
     folder = Path(path) / (subfolder or "")
     if Path(path).is_dir():
+        if (folder / INDEX).is_file():
+            return ShardCheckpoint(folder)
         if (index := folder / index_name).is_file():
             return Checkpoint.from_index(index)
         if (single := folder / single_name).exists():
