@@ -192,7 +192,10 @@ def _split(text: str) -> list[str]:
 
 
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:
-    """An arithmetic expression over ``names``: ``+ - * // % **``, indices (``patch_size[1]``), sum, len and max."""
+    """An arithmetic expression over ``names``: ``+ - * // % **``, indices (``patch_size[1]``), sum, len and max.
+
+    A configuration within the configuration is asked with a dot: ``vision_config.patch_size``.
+    """
 
     def walk(node: ast.AST) -> Any:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
@@ -207,6 +210,8 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
             return -walk(node.operand)
         if isinstance(node, ast.Subscript):
             return walk(node.value)[walk(node.slice)]
+        if isinstance(node, ast.Attribute):
+            return walk(node.value)[node.attr]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
             return _FUNCTIONS[node.func.id](*[walk(argument) for argument in node.args])
         raise PlanError(f"{text!r} is not an arithmetic expression over names")

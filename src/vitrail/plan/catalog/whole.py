@@ -1,4 +1,4 @@
-"""Classes that pipelines load beside their transformer and encoders, and that stay whole on every rank, with why."""
+"""Classes that pipelines load beside transformers and text encoders, and that stay whole on every rank, with why."""
 
 from __future__ import annotations
 
