@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 _folder = tempfile.TemporaryDirectory(prefix="neuron-sim-tests-")
 os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] = f"{_folder.name}/neff"
 os.environ["TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"] = f"{_folder.name}/locks"
+os.environ["NEURON_SIM_SECRET_FILE"] = f"{_folder.name}/secret"
 os.environ.pop("NEURON_SIM_REPORT", None)
 
 

@@ -187,6 +187,22 @@ RETAIN_DEVICE_MODE = Variable(
     "TORCH_NEURONX_RETAIN_DEVICE_MODE", _flag, False, _FLAG,
     "Where all inputs of a compiled graph are on the host, so are its results.",
 )  # fmt: skip
+NEURON_SIM_CODEGEN = Variable(
+    "NEURON_SIM_CODEGEN", _choice("aten", "aoti"), "aten", "aten, aoti",
+    "What graphs are compiled to. aten: data, at once. aoti: a library by AOTInductor, as fast as Inductor's code.",
+)  # fmt: skip
+NEURON_SIM_TRUST_CACHE = Variable(
+    "NEURON_SIM_TRUST_CACHE", _flag, False, _FLAG,
+    "Load libraries (aoti) from the cache although another user wrote or somebody imported them.",
+)  # fmt: skip
+NEURON_SIM_SECRET_FILE: Variable[str | None] = Variable(
+    "NEURON_SIM_SECRET_FILE", str, None, "a file",
+    "The secret that marks this user's libraries in the cache. Unset: in the user's state folder.",
+)  # fmt: skip
+NEURON_SIM_CACHE_LIMIT: Variable[int | None] = Variable(
+    "NEURON_SIM_CACHE_LIMIT", parse_bytes, None, _BYTES,
+    "The most that the cache on disk may hold; what was not used for longest goes. Unset: no limit.",
+)  # fmt: skip
 NEURON_SIM_REPORT: Variable[str | None] = Variable(
     "NEURON_SIM_REPORT", str, None, "a file, or a folder with a / at its end",
     "Write a report at the end: to the file (ranks but the first beside it), or one file a process into the folder.",
@@ -200,7 +216,8 @@ ALL: tuple[Variable[Any], ...] = (
     NEURON_SIM_MACHINE, NEURON_SIM_CHECK_COLLECTIVES,
     VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG, LAUNCH_BLOCKING, *RULE_SETTINGS,
     NEFF_CACHE_DIR, NEFF_LOCAL_CACHE_DIR, NEFF_LOCK_TIMEOUT, DISABLE_NEFF_CACHE, NEFF_DISABLE_CACHE, CC_FLAGS,
-    OPT_LEVEL, DYNAMO_DISABLE_CPU_AUTOCOPY, RETAIN_DEVICE_MODE, NEURON_SIM_REPORT,
+    OPT_LEVEL, DYNAMO_DISABLE_CPU_AUTOCOPY, RETAIN_DEVICE_MODE, NEURON_SIM_CODEGEN, NEURON_SIM_TRUST_CACHE,
+    NEURON_SIM_SECRET_FILE, NEURON_SIM_CACHE_LIMIT, NEURON_SIM_REPORT,
 )  # fmt: skip
 # What makes sense only together with the data on instances and profiles, which take time to load.
 _OF_THE_MACHINE = (

@@ -4,12 +4,13 @@ then done without."""
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from neuron_sim import env
 from neuron_sim.errors import NeuronSimWarning
 from neuron_sim.location import user_location
-from neuron_sim.neffcache import Entry, EntryError, NeffCache
+from neuron_sim.neffcache import Entry, EntryError, NeffCache, UntrustedError
 
 
 class Keeper:
@@ -27,12 +28,17 @@ class Keeper:
         return len(self._spoilt)
 
     def find_or_make(
-        self, purpose: dict[str, Any], make: Callable[[], bytes], check: Callable[[Entry], None] | None = None
+        self,
+        purpose: dict[str, Any],
+        make: Callable[[], bytes],
+        check: Callable[[Entry], None] | None = None,
+        seal: Callable[[str, bytes], str | None] | None = None,
     ) -> tuple[Entry, bool]:
         """The program for a purpose, and whether it was found rather than made.
 
         Of several processes that want one program, one makes it and the others wait for it. `check` may raise
-        `EntryError` for an entry that is found and is of no use; it is made and written again. Raises what `make` does.
+        `EntryError` for an entry that is found and is of no use; it is made and written again. `seal` signs what is
+        made, from key and payload. Raises what `make` does.
         """
         made: Entry | None = None
         key = Entry(purpose).key
@@ -52,6 +58,8 @@ class Keeper:
                 elif found := self.find(key, check):
                     return found, True  # compiled by who held the lock
                 made = _made(purpose, make)
+                if seal is not None:
+                    made = replace(made, seal=seal(key, made.payload))
                 disk.write(made)
         except _MakingError as error:
             raise error.cause from None
@@ -74,17 +82,23 @@ class Keeper:
             if entry is not None and check is not None:
                 check(entry)
         except EntryError as error:
-            self.spoilt(key, str(error))
+            self.useless(key, error)
             return None
         return entry
 
-    def spoilt(self, key: str, why: str) -> None:
-        """A file is not what its name says, or cannot be used: count it, and tell the first."""
-        assert self.disk is not None
+    def useless(self, key: str, error: EntryError) -> None:
+        """A file cannot be used: count it where it is not what its name says, and tell the first."""
+        if self.disk is None:
+            return
+        if isinstance(error, UntrustedError):
+            self.tell(
+                "untrusted", f"a file of the cache is not loaded and is written again: {self.disk.path(key)}: {error}"
+            )
+            return
         self._spoilt.add(key)
         self.tell(
             "entry",
-            f"a file of the cache is not what its name says and is written again: {self.disk.path(key)}: {why}; "
+            f"a file of the cache is not what its name says and is written again: {self.disk.path(key)}: {error}; "
             "`neuron-sim cache verify` looks at the others",
         )
 

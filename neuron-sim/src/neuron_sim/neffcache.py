@@ -31,12 +31,17 @@ class EntryError(ValueError):
     """A file of the cache that is not what its name says: truncated, changed, or somebody else's."""
 
 
+class UntrustedError(EntryError):
+    """A file that is what its name says, and holds code of somebody who is not trusted."""
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A program in the cache: what it is for, and its bytes."""
+    """A program in the cache: what it is for, and its bytes. `seal` is who wrote it, where that matters."""
 
     purpose: dict[str, Any]
     payload: bytes = b""
+    seal: str | None = None
 
     @property
     def key(self) -> str:
@@ -87,6 +92,8 @@ class NeffCache:
             "bytes": len(entry.payload),
             "sha256": hashlib.sha256(entry.payload).hexdigest(),
         }
+        if entry.seal is not None:
+            header["seal"] = entry.seal
         unfinished = path.with_name(f".{entry.key}.{os.getpid()}.new")
         try:
             unfinished.unlink(missing_ok=True)  # left by a process of the same number
@@ -159,4 +166,4 @@ def _parse(key: str, line: bytes, payload: bytes) -> Entry:
         raise EntryError("its first line cannot be read: it is truncated or foreign") from error
     if len(payload) != size or hashlib.sha256(payload).hexdigest() != digest:
         raise EntryError(f"it holds {len(payload)} bytes, not the {size} of its first line, or others")
-    return Entry(purpose, payload)
+    return Entry(purpose, payload, header.get("seal"))

@@ -77,7 +77,7 @@ def _add(program: _core.Program, operation: dict[str, Any], groups: Sequence[str
     if namespace not in NAMESPACES or any(short.startswith(word) or f"_{word}" in short for word in FORBIDDEN):
         raise EntryError(f"its graph has the operator {name}, which no program may have")
     operands = [
-        (kind, _value(value, groups, core) if kind == "fixed" else _slots(value))
+        (kind, value_of(value, groups, core) if kind == "fixed" else _slots(value))
         for kind, value in operation["operands"]
     ]
     program.add(
@@ -91,9 +91,10 @@ def _add(program: _core.Program, operation: dict[str, Any], groups: Sequence[str
     )
 
 
-def _value(value: Any, groups: Sequence[str], core: int) -> Any:
+def value_of(value: Any, groups: Sequence[str], core: int) -> Any:
+    """An argument that is no tensor, as `graphdata.plain` wrote it. Raises `EntryError` for what it did not write."""
     if isinstance(value, list):
-        return [_value(item, groups, core) for item in value]
+        return [value_of(item, groups, core) for item in value]
     if not isinstance(value, dict):
         if value is None or isinstance(value, bool | int | str):
             return value
@@ -103,7 +104,7 @@ def _value(value: Any, groups: Sequence[str], core: int) -> Any:
         case "float":
             return float.fromhex(text)
         case "complex":
-            real, imaginary = (_value(part, groups, core) for part in text)
+            real, imaginary = (value_of(part, groups, core) for part in text)
             return complex(real, imaginary)
         case "dtype":
             return _DTYPES[text]

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from neuron_sim import opcache
-from neuron_sim.compile import torch_private
+from neuron_sim import env, opcache
+from neuron_sim.compile import aoti, torch_private
 from neuron_sim.compile.artifacts import Artifact, load
 from neuron_sim.compile.graphdata import GraphData
 from neuron_sim.compile.record import Count
@@ -49,8 +49,10 @@ class Shortcut:
 def purpose_of(key: TraceKey) -> dict[str, Any]:
     """What the note of a trace is for: the trace, PyTorch's version and the target."""
     data = key.data
+    codegen = env.NEURON_SIM_CODEGEN.read()
     return {
         "kind": "trace",
+        "codegen": [codegen, aoti.target(key.groups)] if codegen == "aoti" else [codegen],
         "trace": key.name,
         "call": f"trace of {len(data['nodes'])} nodes and {len(data['inputs'])} inputs",
         "torch": torch.__version__,
@@ -70,7 +72,7 @@ def find(key: TraceKey, core: int) -> Shortcut | None:
         try:
             note = _read(entry.payload, key)
         except EntryError as error:
-            keeper.spoilt(name, str(error))
+            keeper.useless(name, error)
             return None
     groups = [key.groups[place] for place in note["groups"]]
     artifact = load(note["artifact"], groups, core, [_without_grad(described) for described in key.data["inputs"]])

@@ -1,7 +1,8 @@
 """What is private in PyTorch and needed here. Tested on torch 2.13."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -121,6 +122,62 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapped: Callable[..., Any] = disable(function, reason="a compiled graph of the neuron device")  # type: ignore[no-untyped-call]
     return wrapped
+
+
+def compile_ahead(graph: GraphModule, inputs: list[torch.Tensor], file: str) -> str:
+    """AOTInductor's package of a graph on the host, written to `file`. Raises whatever Inductor raises."""
+    from torch._guards import compile_context, tracing
+    from torch._inductor.compile_fx import compile_fx_aot
+    from torch._inductor.package.package import package_aoti
+
+    # Called while another graph is traced, whose modes and context are none of Inductor's business here.
+    with without_modes(), tracing(None), compile_context(None), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside Inductor
+        files: Any = compile_fx_aot(graph, list(inputs), config_patches={"aot_inductor.package": True})
+        return str(package_aoti(file, files))
+
+
+def load_ahead(file: str) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """The function in a package of AOTInductor's. Runs its code. Raises RuntimeError when it cannot be loaded.
+
+    The loader itself, without Inductor around it, which takes seconds to import.
+    """
+    aoti: Any = torch._C._aoti  # type: ignore[attr-defined]
+    run: Callable[[list[torch.Tensor]], list[torch.Tensor]] = aoti.AOTIModelPackageLoader(
+        file, "model", False, 1, -1
+    ).run
+    return run
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Neither gradients nor autocast inside: the graph was traced with both."""
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        yield
+
+
+def twin_for_host(group: str, name: str) -> str:
+    """Register under `name` a twin of a process group of the device that takes tensors of the host; return the name.
+
+    It has the same backend object, so that the device's rules, counts and agreement of ranks apply to it too.
+    """
+    from torch._C import _distributed_c10d
+
+    c10d: Any = _distributed_c10d
+    try:
+        c10d._resolve_process_group(name)
+    except (RuntimeError, ValueError):
+        original = c10d._resolve_process_group(group)
+        twin = c10d.ProcessGroup(c10d.HashStore(), original.rank(), original.size())
+        backend = original._get_backend(torch.device("neuron"))
+        twin._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.CUSTOM, backend)
+        twin._set_group_name(name)
+        c10d._register_process_group(name, twin)
+        _twins.append(twin)
+    return name
+
+
+_twins: list[Any] = []  # PyTorch's registry holds them weakly
 
 
 def without_modes() -> AbstractContextManager[Any]:

@@ -12,10 +12,10 @@ namespace neuron_sim {
 
 namespace {
 
-// One run: the slots, and which storage of the device belongs to which of the host.
+// One run: the slots and their storages.
 class Run {
  public:
-  Run(int64_t slots, c10::DeviceIndex core) : slots_(static_cast<size_t>(slots)), core_(core) {}
+  Run(int64_t slots, c10::DeviceIndex core) : slots_(static_cast<size_t>(slots)), owners(core) {}
 
   c10::IValue& operator[](int64_t slot) {
     return slots_[static_cast<size_t>(slot)];
@@ -27,36 +27,17 @@ class Run {
     if (value.isTensor()) {
       const auto& tensor = value.toTensor();
       if (tensor.defined() && on_device(tensor) != for_device) {
-        value = for_device ? as_device(tensor) : as_host(tensor);
+        value = for_device ? owners.as_device(tensor) : owners.as_host(tensor);
       }
     }
     return value;
   }
 
-  at::Tensor as_host(const at::Tensor& tensor) {
-    auto host = to_host_view(tensor);
-    owners_.emplace_back(host.storage().unsafeGetStorageImpl(), tensor.storage());
-    return host;
-  }
-
-  // Tensors that share memory on the host share it on the device.
-  at::Tensor as_device(const at::Tensor& tensor) {
-    const auto* storage = tensor.storage().unsafeGetStorageImpl();
-    for (const auto& [host, device] : owners_) {
-      if (host == storage) {
-        return make_tensor(device, kNeuronKey, tensor);
-      }
-    }
-    auto made = to_device(tensor, core_);
-    owners_.emplace_back(storage, made.storage());
-    return made;
-  }
-
  private:
   std::vector<c10::IValue> slots_;
-  // The device's storages own the host's, so that no address here can belong to another.
-  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> owners_;
-  c10::DeviceIndex core_;
+
+ public:
+  Owners owners;
 };
 
 void push(torch::jit::Stack& stack, const Operand& operand, Run& run, bool on_device) {
@@ -108,28 +89,37 @@ void take_results(torch::jit::Stack& stack, const Instruction& instruction, Run&
   stack.clear();
 }
 
-c10::IValue give(const c10::IValue& value, bool to_the_device, Run& run) {
-  if (!value.isTensor() || !value.toTensor().defined()) {
-    return value;
-  }
-  auto tensor = value.toTensor();
-  if (!to_the_device) {
-    return on_device(tensor) ? run.as_host(tensor) : tensor;
-  }
-  if (on_device(tensor)) {
-    return tensor;
-  }
-  const auto dtype = tensor.scalar_type();
-  if (C10_UNLIKELY(is_watched(dtype))) {
-    const auto allowed = allowed_dtype_slow(dtype, "a result of a compiled graph");
-    if (allowed != dtype) {
-      tensor = tensor.to(allowed);
-    }
-  }
-  return run.as_device(tensor);
+}  // namespace
+
+at::Tensor Owners::as_host(const at::Tensor& tensor) {
+  auto host = to_host_view(tensor);
+  owners_.emplace_back(host.storage().unsafeGetStorageImpl(), tensor.storage());
+  return host;
 }
 
-}  // namespace
+at::Tensor Owners::as_device(const at::Tensor& tensor) {
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  for (const auto& [host, device] : owners_) {
+    if (host == storage) {
+      return make_tensor(device, kNeuronKey, tensor);
+    }
+  }
+  auto made = to_device(tensor, core_);
+  owners_.emplace_back(storage, made.storage());
+  return made;
+}
+
+at::Tensor Owners::give(const at::Tensor& tensor, bool to_the_device) {
+  if (!tensor.defined() || on_device(tensor) == to_the_device) {
+    return tensor;
+  }
+  if (!to_the_device) {
+    return as_host(tensor);
+  }
+  const auto dtype = tensor.scalar_type();
+  const auto allowed = allowed_dtype(dtype, "a result of a compiled graph");
+  return as_device(allowed == dtype ? tensor : tensor.to(allowed));
+}
 
 void Program::add_constant(at::Tensor constant) {
   constants_.push_back(std::move(constant));
@@ -174,7 +164,8 @@ std::vector<c10::IValue> Program::run(std::vector<at::Tensor> inputs) const {
   std::vector<c10::IValue> results;
   results.reserve(outputs_.size());
   for (const auto& [slot, on_device] : outputs_) {
-    results.push_back(slot < 0 ? c10::IValue() : give(run[slot], on_device, run));
+    const auto value = slot < 0 ? c10::IValue() : run[slot];
+    results.push_back(value.isTensor() ? c10::IValue(run.owners.give(value.toTensor(), on_device)) : value);
   }
   return results;
 }

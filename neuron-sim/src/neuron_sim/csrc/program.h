@@ -27,6 +27,22 @@ struct Instruction {
   std::vector<int64_t> dead;  // slots that nothing reads after this
 };
 
+// Which storage of the device belongs to which of the host: what shares memory on one side shares it on the other.
+class Owners {
+ public:
+  explicit Owners(c10::DeviceIndex core) : core_(core) {}
+
+  at::Tensor as_host(const at::Tensor& tensor);
+  at::Tensor as_device(const at::Tensor& tensor);
+  // A result of a graph, as the device's tensor or the host's. What the device does not have is converted.
+  at::Tensor give(const at::Tensor& tensor, bool to_the_device);
+
+ private:
+  // The device's storages own the host's, so that no address here can belong to another.
+  std::vector<std::pair<const c10::StorageImpl*, c10::Storage>> owners_;
+  c10::DeviceIndex core_;
+};
+
 // Computes on the host's memory under the device's tensors: relabelled once a graph, not once an operator.
 class Program {
  public:
