@@ -314,6 +314,7 @@ def test_verdicts(rules, ended, program_exit, word, code):
         "settings": {}, "instance": "trn2.48xlarge", "processes": [process(**ended)],
         "operators": {"native": {"aten::add": 2}, "fallen_back": {}},
         "programs": {"compiled": 1, "disk_hits": 0, "memory_hits": 1, "rewritten": 0, "disk": None, "by_operator": {}},
+        "compiler": None,
         "rules": rules, "host_syncs": {"by_kind": {}, "by_line": []}, "collectives": {},
     }  # fmt: skip
     judged = verdict.judge(found, "trn2.48xlarge", program_exit, no_fallbacks=False)

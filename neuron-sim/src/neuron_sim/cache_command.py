@@ -1,12 +1,13 @@
-"""`neuron-sim cache list|stat|verify|clear`: the compiled programs on disk."""
+"""`neuron-sim cache list|stat|verify|clear|export|import`: the compiled programs on disk."""
 
+import dataclasses
 import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neuron_sim import env
+from neuron_sim import cache_archive, env
 from neuron_sim.errors import ConfigurationError
 from neuron_sim.neffcache import EntryError, NeffCache
 
@@ -23,13 +24,43 @@ class Found:
 
 def run(action: str, folder: str | None, as_json: bool) -> int:
     """Do it. Returns 1 when `verify` finds a bad file. Raises `ConfigurationError` where there is no usable folder."""
-    cache = NeffCache(Path(folder or env.NEFF_CACHE_DIR.read()), Path(env.NEFF_LOCAL_CACHE_DIR.read()), 0)
-    if cache.folder.exists() and not cache.folder.is_dir():
-        raise ConfigurationError(f"{cache.folder} ({env.NEFF_CACHE_DIR.name}) is no folder; name one that is")
+    cache = _open(folder)
     try:
         return {"list": _list, "stat": _stat, "verify": _verify, "clear": _clear}[action](cache, as_json)
     except OSError as error:
         raise ConfigurationError(f"the cache in {cache.folder} cannot be used: {error}") from error
+
+
+def move(action: str, file: str | None, folder: str | None, trust_code: bool, as_json: bool) -> int:
+    """`export` to an archive or `import` from one. Returns 1 when a program was refused.
+
+    Raises `ConfigurationError` where there is no usable folder or archive.
+    """
+    cache = _open(folder)
+    if file is None:
+        raise ConfigurationError(f"name the archive: neuron-sim cache {action} FILE")
+    try:
+        if action == "export":
+            outcome = cache_archive.export(cache, Path(file))
+        else:
+            outcome = cache_archive.take(cache, Path(file), trust_code)
+    except OSError as error:
+        raise ConfigurationError(f"{action} between {cache.folder} and {file} failed: {error}") from error
+    if as_json:
+        print(json.dumps(dataclasses.asdict(outcome), indent=2))
+    else:
+        for name, why in outcome.refused.items():
+            print(f"{name}: refused: {why}")
+        there = f", {outcome.there_already:,} were there" if outcome.there_already else ""
+        print(f"{outcome.taken:,} programs {action}ed{there}, {len(outcome.refused):,} refused")
+    return int(bool(outcome.refused))
+
+
+def _open(folder: str | None) -> NeffCache:
+    cache = NeffCache(Path(folder or env.NEFF_CACHE_DIR.read()), Path(env.NEFF_LOCAL_CACHE_DIR.read()), 0)
+    if cache.folder.exists() and not cache.folder.is_dir():
+        raise ConfigurationError(f"{cache.folder} ({env.NEFF_CACHE_DIR.name}) is no folder; name one that is")
+    return cache
 
 
 def _examine(cache: NeffCache) -> list[Found]:

@@ -29,7 +29,9 @@ def _parser() -> argparse.ArgumentParser:
     rules.add_argument("--profile", help="which one (default: NEURON_SIM_PROFILE's)")
     rules.add_argument("--json", action="store_true", help="as JSON, for programs")
     cache = commands.add_parser("cache", help="look at the compiled programs on disk")
-    cache.add_argument("action", choices=["list", "stat", "verify", "clear"])
+    cache.add_argument("action", choices=["list", "stat", "verify", "clear", "export", "import"])
+    cache.add_argument("file", nargs="?", help="the archive (export, import)")
+    cache.add_argument("--trust", action="store_true", help="import libraries too, which are code (NEURON_SIM_CODEGEN)")
     cache.add_argument("--dir", help="the folder (default: TORCH_NEURONX_NEFF_CACHE_DIR's)")
     cache.add_argument("--json", action="store_true", help="as JSON, for programs")
     report = commands.add_parser(
@@ -78,6 +80,8 @@ def _run(chosen: argparse.Namespace) -> int:
     if chosen.command == "cache":
         from neuron_sim import cache_command
 
+        if chosen.action in ("export", "import"):
+            return cache_command.move(chosen.action, chosen.file, chosen.dir, chosen.trust, as_json=chosen.json)
         return cache_command.run(chosen.action, chosen.dir, as_json=chosen.json)
     if chosen.command == "check":
         return _check(chosen)

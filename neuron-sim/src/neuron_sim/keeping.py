@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from neuron_sim import env
+from neuron_sim.cachelimit import Limiter
 from neuron_sim.errors import NeuronSimWarning
 from neuron_sim.location import user_location
 from neuron_sim.neffcache import Entry, EntryError, NeffCache, UntrustedError
@@ -18,6 +19,8 @@ class Keeper:
 
     def __init__(self, disk: NeffCache | None) -> None:
         self.disk = disk
+        limit = env.NEURON_SIM_CACHE_LIMIT.read()
+        self._limiter = Limiter(disk, limit) if disk is not None and limit is not None else None
         self._lock = threading.Lock()
         self._told: set[str] = set()
         self._spoilt: set[str] = set()
@@ -61,6 +64,8 @@ class Keeper:
                 if seal is not None:
                     made = replace(made, seal=seal(key, made.payload))
                 disk.write(made)
+                if self._limiter is not None:
+                    self._limiter.wrote(disk.path(key).lstat().st_size)
         except _MakingError as error:
             raise error.cause from None
         except OSError as error:
@@ -84,6 +89,8 @@ class Keeper:
         except EntryError as error:
             self.useless(key, error)
             return None
+        if entry is not None and self._limiter is not None:
+            self._limiter.used(key)
         return entry
 
     def useless(self, key: str, error: EntryError) -> None:

@@ -15,7 +15,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,11 @@ class NeffCache:
         found = self.folder.glob("??/??/*") if layout is _LAYOUT else self.folder.glob("??/??/.*.new")
         return sorted(path for path in found if layout.fullmatch(path.relative_to(self.folder).as_posix()))
 
+    def touch(self, key: str) -> None:
+        """Note that a program was used just now. Does nothing where the file is gone or cannot be changed."""
+        with suppress(OSError):
+            os.utime(self.path(key), follow_symlinks=False)
+
     def check(self, path: Path) -> Entry:
         """The program in a file of the layout. Raises `EntryError` when it is not what the name says."""
         entry = self.read(path.stem)
@@ -152,18 +157,34 @@ class NeffCache:
         return entry
 
 
+def key_in(name: str) -> str | None:
+    """The key in a file's name below the folder, `ab/cd/<key>.neff`; None for a name of another form."""
+    key = Path(name).stem
+    is_right = _LAYOUT.fullmatch(name) is not None and name == f"{key[:2]}/{key[2:4]}/{key}.neff"
+    return key if is_right else None
+
+
+def parse(key: str, content: bytes) -> Entry:
+    """The program in a file's content. Raises `EntryError` when it is not what the name says."""
+    line, end, payload = content.partition(b"\n")
+    return _parse(key, line + end, payload)
+
+
 def _parse(key: str, line: bytes, payload: bytes) -> Entry:
     try:
         header = json.loads(line)
         if header["format"] != FORMAT:
             raise EntryError(f"it is of the format {header['format']!r}, not {FORMAT!r}")
         purpose, size, digest = header["purpose"], header["bytes"], header["sha256"]
-        if key_of(purpose) != key:
+        if not isinstance(purpose, dict) or key_of(purpose) != key:
             raise EntryError("its name is not the hash of what it is for")
     except EntryError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise EntryError("its first line cannot be read: it is truncated or foreign") from error
+    graph = purpose.get("graph") if purpose.get("codegen") == "aten" else None
+    if graph not in (None, digest):
+        raise EntryError("its graph is not the one that its first line names")
     if len(payload) != size or hashlib.sha256(payload).hexdigest() != digest:
         raise EntryError(f"it holds {len(payload)} bytes, not the {size} of its first line, or others")
     return Entry(purpose, payload, header.get("seal"))

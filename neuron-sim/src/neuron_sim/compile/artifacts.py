@@ -29,9 +29,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A graph's program, ready to run: its key in the cache, where it was found, and how long that took."""
+    """A graph's program, ready to run: its key in the cache, its kind, where it was found, and how long that took."""
 
     key: str
+    codegen: str
     run: Runner
     found: str
     seconds: float
@@ -50,14 +51,11 @@ def artifact(graph: GraphData, core: int) -> Artifact:
             try:
                 return _Request(graph, payload, core, "aoti").fulfil()
             except (UnsupportedGraphError, EntryError) as error:
-                _tell_slower(str(error))
+                opcache.current().keeper.tell(
+                    f"aoti {error}",
+                    f"{env.NEURON_SIM_CODEGEN.name}=aoti: a graph is compiled to data instead and runs slower: {error}",
+                )
         return _Request(graph, payload, core, "aten").fulfil()
-
-
-def _tell_slower(why: str) -> None:
-    opcache.current().keeper.tell(
-        f"aoti {why}", f"{env.NEURON_SIM_CODEGEN.name}=aoti: a graph is compiled to data instead and runs slower: {why}"
-    )
 
 
 class _Request:
@@ -77,7 +75,7 @@ class _Request:
             _loaded[place], found = self._library() if self._codegen == "aoti" else self._program()
             totals.disk_hits += found == "disk"
             totals.compiled += found == "compiled"
-        return Artifact(place[0], _loaded[place], found, time.perf_counter() - began)
+        return Artifact(place[0], self._codegen, _loaded[place], found, time.perf_counter() - began)
 
     def _program(self) -> tuple[Runner, str]:
         # Built from what was just traced, before it is kept: what cannot run must not reach the cache.
@@ -107,18 +105,18 @@ def _check_trust(entry: Entry) -> None:
 
 def load(key: str, groups: Sequence[str], core: int, inputs: Inputs) -> Artifact | None:
     """The artifact of a key, from memory or disk; None where it is not there, or not for these inputs."""
-    began = time.perf_counter()
+    began, codegen = time.perf_counter(), env.NEURON_SIM_CODEGEN.read()
     keeper = opcache.current().keeper
     place = (key, tuple(groups), core)
     with _lock:
         if place in _loaded:
             totals.memory_hits += 1
-            return Artifact(key, _loaded[place], "memory", time.perf_counter() - began)
+            return Artifact(key, codegen, _loaded[place], "memory", time.perf_counter() - began)
         try:
             entry = keeper.find(key)
             if entry is None:
                 return None
-            runner = _runner_of(entry, groups, core, inputs)
+            runner = _runner_of(entry, codegen, groups, core, inputs)
         except EntryError as error:
             keeper.useless(key, error)
             return None
@@ -126,14 +124,14 @@ def load(key: str, groups: Sequence[str], core: int, inputs: Inputs) -> Artifact
             return None  # who keeps the next program tells about it
         _loaded[place] = runner
         totals.disk_hits += 1
-        return Artifact(key, runner, "disk", time.perf_counter() - began)
+        return Artifact(key, codegen, runner, "disk", time.perf_counter() - began)
 
 
-def _runner_of(entry: Entry, groups: Sequence[str], core: int, inputs: Inputs) -> Runner:
+def _runner_of(entry: Entry, codegen: str, groups: Sequence[str], core: int, inputs: Inputs) -> Runner:
     purpose = entry.purpose
-    if purpose.get("kind") != "graph":
-        raise EntryError("it is no graph")
-    if purpose.get("codegen") == "aoti":
+    if (purpose.get("kind"), purpose.get("codegen")) != ("graph", codegen):
+        raise EntryError(f"it is no graph's program of the kind {codegen}")
+    if codegen == "aoti":
         if purpose.get("machine") != aoti.target(groups):
             raise EntryError("its library is for another machine")
         _check_trust(entry)
@@ -143,8 +141,6 @@ def _runner_of(entry: Entry, groups: Sequence[str], core: int, inputs: Inputs) -
             raise EntryError("its graph is not the one that its first line names")
         its_inputs = program.read_payload(entry.payload)[0].get("inputs", [])
         runner = program.build(entry.payload, groups, core)
-        if env.NEURON_SIM_CODEGEN.read() == "aoti":
-            _tell_slower("that is how it was compiled before")
     if its_inputs != list(inputs):
         raise EntryError("its graph has other inputs")
     return runner

@@ -94,7 +94,7 @@ def keep(key: TraceKey, graph: GraphData, artifact: Artifact, findings: list[Any
 
     `findings` are the rulebook's, None where they cannot be written down.
     """
-    if findings is None:
+    if findings is None or artifact.codegen != env.NEURON_SIM_CODEGEN.read():
         return
     same_as = torch_private.results_that_are_inputs()
     inputs = [_without_grad(described) for described in key.data["inputs"]]

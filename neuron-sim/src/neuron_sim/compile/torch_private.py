@@ -142,7 +142,7 @@ def load_ahead(file: str) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
 
     The loader itself, without Inductor around it, which takes seconds to import.
     """
-    aoti: Any = torch._C._aoti  # type: ignore[attr-defined]
+    aoti: Any = torch._C._aoti
     run: Callable[[list[torch.Tensor]], list[torch.Tensor]] = aoti.AOTIModelPackageLoader(
         file, "model", False, 1, -1
     ).run
