@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from neuron_sim import ConfigurationError, NeuronRuleError, env, opcache
-from neuron_sim.compile import artifacts
+from neuron_sim.compile import artifacts, record, shortcut
 
 D = "neuron"
 
@@ -18,6 +18,8 @@ def fresh(tmp_path, monkeypatch):
     opcache.start_again()
     torch._dynamo.reset()
     artifacts.forget_loaded()
+    shortcut.forget()
+    record.forget()
     yield
     monkeypatch.undo()
     opcache.start_again()
@@ -183,3 +185,43 @@ def test_a_refusal_is_the_rulebooks():
     with pytest.raises(RuntimeError) as caught:
         compiled(lambda x: x + 1)(x)
     assert isinstance(caught.value.inner_exception, NeuronRuleError)
+
+
+def test_repeated_blocks_of_a_picture_model_are_two_graphs():
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    model = diffusers.Flux2Transformer2DModel(
+        in_channels=4, num_layers=4, num_single_layers=8, attention_head_dim=8, num_attention_heads=2,
+        joint_attention_dim=16, timestep_guidance_channels=8, axes_dims_rope=(2, 2, 2, 2), mlp_ratio=1.0,
+    ).eval()  # fmt: skip
+
+    def inputs(side, text):
+        given = {"hidden_states": torch.randn(1, side * side, 4), "encoder_hidden_states": torch.randn(1, text, 16)}
+        given |= {"timestep": torch.ones(1), "guidance": torch.ones(1)}
+        given |= {"img_ids": torch.zeros(1, side * side, 4), "txt_ids": torch.zeros(1, text, 4)}
+        return {name: tensor.to(D) for name, tensor in given.items()}
+
+    small, large = inputs(2, 3), inputs(3, 3)
+    model = model.to(D)
+    with torch.no_grad():
+        expected = [model(**given, return_dict=False)[0].cpu() for given in (small, large)]
+        model.compile_repeated_blocks(backend="neuron", fullgraph=True)
+        assert torch.equal(model(**small, return_dict=False)[0].cpu(), expected[0])
+        assert artifacts.totals.compiled == 2
+        assert torch.equal(model(**large, return_dict=False)[0].cpu(), expected[1])
+        for given in (small, large, small):
+            model(**given, return_dict=False)
+    assert (artifacts.totals.compiled, artifacts.totals.aot_autograd) == (4, 4)
+    assert [(graph.count.runs, graph.is_recompile) for graph in record.graphs()] == [
+        (12, False), (24, False), (8, True), (16, True),
+    ]  # fmt: skip
+
+
+def test_the_stand_in_names_models_in_the_report():
+    from torch_neuronx import neuron_dynamo_backend
+
+    neuron_dynamo_backend.set_model_name("Flux2")
+    torch.compile(lambda x: x + 1, backend=neuron_dynamo_backend.neuron_backend)(torch.ones(2, device=D))
+    neuron_dynamo_backend.set_model_name(None)
+    assert record.as_data()["graphs"][0]["model"] == "Flux2"
+    assert neuron_dynamo_backend.get_fallback_ops() == sorted(neuron_dynamo_backend.get_fallback_ops())

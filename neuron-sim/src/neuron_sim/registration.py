@@ -27,10 +27,10 @@ def register_device() -> None:
 
 
 def honour_backend_contexts() -> None:
-    """See `compile.torch_private`; here it must not import Dynamo."""
-    from neuron_sim.compile import torch_private
+    """Let `torch.compile` turn Dynamo's automatic dynamic shapes off for the backend `neuron`."""
+    from neuron_sim.compile import static_shapes
 
-    torch_private.honour_backend_contexts()
+    static_shapes.honour_backend_contexts()
 
 
 def register_process_group() -> None:

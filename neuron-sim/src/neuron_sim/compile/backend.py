@@ -12,14 +12,14 @@ import torch
 from torch.fx import GraphModule
 
 from neuron_sim import _core, env, policy
-from neuron_sim.compile import notes, record, shortcut, torch_private
+from neuron_sim.compile import notes, record, shortcut, static_shapes, torch_private
 from neuron_sim.compile.artifacts import artifact, totals
 from neuron_sim.compile.graphdata import UnsupportedGraphError, write_down
 from neuron_sim.compile.inspect import enforce, inspect_graph
 from neuron_sim.compile.tracekey import NoKeyError, TraceKey, trace_key
 from neuron_sim.errors import ConfigurationError, NeuronRuleError
 
-torch_private.honour_backend_contexts()
+static_shapes.honour_backend_contexts()
 
 
 def neuron(
@@ -57,7 +57,7 @@ def neuron(
     return Compilation(graph, place, key, seen).run(example_inputs)
 
 
-neuron.backend_ctx_ctor = torch_private.StaticShapes  # type: ignore[attr-defined]
+neuron.backend_ctx_ctor = static_shapes.StaticShapes  # type: ignore[attr-defined]
 
 
 def _refuse_options(mode: str | None, options: Mapping[str, Any] | None) -> None:

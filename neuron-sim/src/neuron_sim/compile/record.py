@@ -1,6 +1,7 @@
 """Every graph that was compiled or found, with its inputs, and for one of code seen before: what is different."""
 
 import re
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Graph:
     operations: list[str]
     state: dict[str, Any]
     why_no_shortcut: str
+    model: str | None = None
     changes: list[str] = field(default_factory=list)
     is_recompile: bool = False
     findings: list[str] = field(default_factory=list)
@@ -68,6 +70,7 @@ def as_data() -> dict[str, Any]:
     return vars(totals) | {
         "graphs": [
             {
+                "model": graph.model,
                 "name": graph.name,
                 "code": graph.code,
                 "inputs": graph.inputs,
@@ -91,7 +94,7 @@ def begin(graph: GraphModule, inputs: Sequence[Any], why_no_shortcut: str) -> Gr
     code, name = torch_private.code_being_compiled() or ("", "")
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     described = {_input_name(node): _describe(value) for node, value in zip(placeholders, inputs, strict=False)}
-    new = Graph(code, name, described, _operations(graph), state(), why_no_shortcut)
+    new = Graph(code, name, described, _operations(graph), state(), why_no_shortcut, _model_name())
     with _lock:
         earlier = [old for old in _graphs if (old.code, old.name) == (code, name)]
         if earlier:
@@ -99,6 +102,12 @@ def begin(graph: GraphModule, inputs: Sequence[Any], why_no_shortcut: str) -> Gr
             new.changes = min((_changes(old, new) for old in reversed(earlier)), key=len)
         _graphs.append(new)
     return new
+
+
+def _model_name() -> str | None:
+    """What the stand-in's `set_model_name` was given."""
+    backend = sys.modules.get("torch_neuronx.neuron_dynamo_backend")
+    return backend.get_model_name() if backend is not None else None
 
 
 def _describe(value: Any) -> str:

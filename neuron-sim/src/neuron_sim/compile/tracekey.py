@@ -6,6 +6,7 @@ Anything that cannot be written down in this way (a function of somebody else's,
 no key, and such a graph goes through AOTAutograd every time.
 """
 
+import builtins
 import json
 import operator
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from neuron_sim import env, policy
 from neuron_sim.compile.graphdata import NAMESPACES, describe_tensor, digest, plain
 
 # Whose functions are of one version with PyTorch or with Python.
-HOMES = ("torch", "_operator", "operator", "math", "builtins")
+HOMES = ("torch", "math")
 
 
 class NoKeyError(ValueError):
@@ -160,8 +161,9 @@ def _name_of(target: Any) -> str:
     if isinstance(target, torch._ops.HigherOrderOperator):
         raise NoKeyError(f"the graph has the higher-order operator {target}")
     name = getattr(target, "__name__", "")
-    if getattr(operator, name, None) is target:
-        return f"operator.{name}"
+    for home in (operator, builtins):
+        if getattr(home, name, None) is target:
+            return f"{home.__name__}.{name}"
     from torch.fx.node import _get_qualified_name
 
     try:
