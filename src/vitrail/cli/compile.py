@@ -103,7 +103,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     ]
     unkept = 0
     for size in report["sizes"]:
-        totals = dict.fromkeys(("graphs", "compiled", "found", "kept", "breaks"), 0)
+        totals = dict.fromkeys(next(iter(size["ranks"][0]["graphs"].values())), 0)
         for rank in size["ranks"]:
             for phase in rank["graphs"].values():
                 for key, value in phase.items():

@@ -174,6 +174,7 @@ class _Writer:
         value = node.meta.get("val")
         count = len(value) if isinstance(value, list | tuple) else len(op._schema.returns)
         name, _, overload = _name_of(op).partition(".")
+        strides = _strides(value)
         return {
             "op": name,
             "overload": overload,
@@ -181,6 +182,7 @@ class _Writer:
             "device": on_device,
             "first": self._take(node, count),
             "results": count,
+            **({"strides": strides} if any(strides) else {}),
         }
 
     def _operand(self, node: Node, argument: Any, value: Any, on_device: bool) -> list[Any]:
@@ -268,6 +270,12 @@ def _all_arguments(node: Node, op: torch._ops.OpOverload) -> Sequence[Any]:
         else:
             found.append(argument.default_value)
     return found
+
+
+def _strides(value: Any) -> list[list[int]]:
+    """The layout of each result; nothing for vectors, which have no choice."""
+    results = value if isinstance(value, list | tuple) else [value]
+    return [list(one.stride()) if isinstance(one, torch.Tensor) and one.dim() > 1 else [] for one in results]
 
 
 def _is_on_device(node: Node) -> bool:

@@ -88,6 +88,7 @@ def _add(program: _core.Program, operation: dict[str, Any], groups: Sequence[str
         _count(operation["first"]),
         _count(operation["results"]),
         _slots(operation["dead"]),
+        [[_count(stride) for stride in result] for result in operation.get("strides", [])],
     )
 
 

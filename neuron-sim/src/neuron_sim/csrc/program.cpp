@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -70,6 +71,37 @@ void push(torch::jit::Stack& stack, const Operand& operand, Run& run, bool on_de
   }
 }
 
+// The host's kernels choose layouts of their own (a convolution gives channels last), and what follows in the graph was
+// traced with others: a view of it, or a kernel that asks for one layout, would fail. Kernels tell channels last from
+// contiguous by the strides of dimensions of one element too, which views are free to choose.
+void lay_out(c10::IValue& value, const std::vector<int64_t>& strides, bool is_view) {
+  const auto& tensor = value.toTensor();
+  const auto sizes = tensor.sizes();
+  if (strides.size() != sizes.size() || tensor.layout() != c10::kStrided) {
+    return;
+  }
+  if (tensor.strides() == c10::IntArrayRef(strides)) {
+    return;
+  }
+  bool is_same = true;
+  int64_t extent = 1;
+  for (size_t dim = 0; dim < sizes.size(); dim++) {
+    is_same = is_same && (sizes[dim] <= 1 || tensor.stride(static_cast<int64_t>(dim)) == strides[dim]);
+    extent += (sizes[dim] - 1) * strides[dim];
+  }
+  if (is_same) {
+    value = tensor.as_strided(sizes, strides);
+    return;
+  }
+  // An entry of the cache may say anything: only dense layouts are made.
+  if (is_view || extent != tensor.numel()) {
+    return;
+  }
+  auto laid_out = at::empty_strided(sizes, strides, tensor.options());
+  laid_out.copy_(tensor);
+  value = std::move(laid_out);
+}
+
 void take_results(torch::jit::Stack& stack, const Instruction& instruction, Run& run) {
   const auto returned = instruction.op.schema().returns().size();
   const auto first = stack.size() - returned;
@@ -87,6 +119,12 @@ void take_results(torch::jit::Stack& stack, const Instruction& instruction, Run&
     }
   }
   stack.clear();
+  for (size_t i = 0; i < instruction.strides.size(); i++) {
+    auto& value = run[instruction.first_result + static_cast<int64_t>(i)];
+    if (value.isTensor() && value.toTensor().defined()) {
+      lay_out(value, instruction.strides[i], instruction.is_view);
+    }
+  }
 }
 
 }  // namespace

@@ -25,6 +25,9 @@ struct Instruction {
   bool on_device;
   int64_t first_result, results;
   std::vector<int64_t> dead;  // slots that nothing reads after this
+  // Of each result the strides that it was traced with; none where nothing is to be held to.
+  std::vector<std::vector<int64_t>> strides;
+  bool is_view;
 };
 
 // Which storage of the device belongs to which of the host: what shares memory on one side shares it on the other.

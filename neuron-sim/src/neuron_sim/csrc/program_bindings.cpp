@@ -68,7 +68,7 @@ class CheckedProgram {
 
   void add(
       const std::string& name, const std::string& overload, const py::list& operands, bool on_device,
-      int64_t first_result, int64_t results, std::vector<int64_t> dead) {
+      int64_t first_result, int64_t results, std::vector<int64_t> dead, std::vector<std::vector<int64_t>> strides) {
     const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
     TORCH_CHECK_VALUE(op.has_value(), "this PyTorch has no operator ", name, ".", overload);
     const auto& schema = op->schema();
@@ -84,7 +84,13 @@ class CheckedProgram {
     for (const auto slot : dead) {
       TORCH_CHECK_VALUE(slot >= 0 && slot < slots_, "there is no slot ", slot);
     }
-    Instruction instruction{*op, {}, on_device, first_result, results, std::move(dead)};
+    TORCH_CHECK_VALUE(
+        strides.empty() || static_cast<int64_t>(strides.size()) == results, name, ".", overload, " has other results");
+    bool is_view = false;
+    for (const auto& returned : schema.returns()) {
+      is_view = is_view || returned.alias_info() != nullptr;
+    }
+    Instruction instruction{*op, {}, on_device, first_result, results, std::move(dead), std::move(strides), is_view};
     const torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
     for (size_t i = 0; i < operands.size(); i++) {
       instruction.operands.push_back(read_operand(operands[i].cast<py::tuple>(), schema.arguments()[i], slots_));
