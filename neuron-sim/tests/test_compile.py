@@ -225,3 +225,11 @@ def test_the_stand_in_names_models_in_the_report():
     neuron_dynamo_backend.set_model_name(None)
     assert record.as_data()["graphs"][0]["model"] == "Flux2"
     assert neuron_dynamo_backend.get_fallback_ops() == sorted(neuron_dynamo_backend.get_fallback_ops())
+
+
+def test_graphs_are_written_for_who_asks(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_NEURONX_DEBUG_DIR", str(tmp_path))
+    compiled(lambda x: x.cos())(torch.ones(2, device=D))
+    dynamo, aten = sorted((tmp_path / "proc_0").iterdir())
+    assert (dynamo.name[-11:], aten.name[-14:]) == ("_dynamo.txt", "_inference.txt")
+    assert "aten.cos" in aten.read_text()

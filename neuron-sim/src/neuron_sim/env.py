@@ -187,6 +187,9 @@ RETAIN_DEVICE_MODE = Variable(
     "TORCH_NEURONX_RETAIN_DEVICE_MODE", _flag, False, _FLAG,
     "Where all inputs of a compiled graph are on the host, so are its results.",
 )  # fmt: skip
+DEBUG_DIR: Variable[str | None] = Variable(
+    "TORCH_NEURONX_DEBUG_DIR", str, None, "a folder", "Write the graphs that are compiled into it, as text."
+)
 NEURON_SIM_CODEGEN = Variable(
     "NEURON_SIM_CODEGEN", _choice("aten", "aoti"), "aten", "aten, aoti",
     "What graphs are compiled to. aten: data, at once. aoti: a library by AOTInductor, as fast as Inductor's code.",
@@ -216,7 +219,7 @@ ALL: tuple[Variable[Any], ...] = (
     NEURON_SIM_MACHINE, NEURON_SIM_CHECK_COLLECTIVES,
     VISIBLE_CORES, NUM_CORES, LOGICAL_NC_CONFIG, LAUNCH_BLOCKING, *RULE_SETTINGS,
     NEFF_CACHE_DIR, NEFF_LOCAL_CACHE_DIR, NEFF_LOCK_TIMEOUT, DISABLE_NEFF_CACHE, NEFF_DISABLE_CACHE, CC_FLAGS,
-    OPT_LEVEL, DYNAMO_DISABLE_CPU_AUTOCOPY, RETAIN_DEVICE_MODE, NEURON_SIM_CODEGEN, NEURON_SIM_TRUST_CACHE,
+    OPT_LEVEL, DYNAMO_DISABLE_CPU_AUTOCOPY, RETAIN_DEVICE_MODE, DEBUG_DIR, NEURON_SIM_CODEGEN, NEURON_SIM_TRUST_CACHE,
     NEURON_SIM_SECRET_FILE, NEURON_SIM_CACHE_LIMIT, NEURON_SIM_REPORT,
 )  # fmt: skip
 # What makes sense only together with the data on instances and profiles, which take time to load.

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from neuron_sim import _core, env, policy
-from neuron_sim.compile import notes, record, shortcut, static_shapes, torch_private
+from neuron_sim.compile import dumps, notes, record, shortcut, static_shapes, torch_private
 from neuron_sim.compile.artifacts import artifact, totals
 from neuron_sim.compile.graphdata import UnsupportedGraphError, write_down
 from neuron_sim.compile.inspect import enforce, inspect_graph
@@ -39,6 +39,7 @@ def neuron(
     _refuse_options(mode, options)
     _core.ensure_ready()
     _refuse_symbols(example_inputs)
+    dumps.dump(graph, "dynamo")
     place = Placement.of(graph, example_inputs)
     place.refuse_host_inputs(example_inputs)
     try:
@@ -132,6 +133,7 @@ class Compilation:
         return torch_private.run_aot_autograd(self._graph, inputs, *compilers)
 
     def _compile(self, kind: str, aten: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        dumps.dump(aten, kind)
         book = policy.current()
         narrow = book.actions["float64"] == "convert" and book.strictness != "off"
         moves = kind == "inference" and self._place.all_on_host and not env.RETAIN_DEVICE_MODE.read()
