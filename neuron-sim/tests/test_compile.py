@@ -6,6 +6,7 @@ from torch import nn
 
 from neuron_sim import ConfigurationError, NeuronRuleError, env, opcache
 from neuron_sim.compile import artifacts, record, shortcut
+from neuron_sim.report import recorder
 
 D = "neuron"
 
@@ -185,6 +186,7 @@ def test_a_refusal_is_the_rulebooks():
     with pytest.raises(RuntimeError) as caught:
         compiled(lambda x: x + 1)(x)
     assert isinstance(caught.value.inner_exception, NeuronRuleError)
+    assert (recorder.refusal_behind(caught.value) or "").startswith("Dynamic shapes detected in the model")
 
 
 def test_repeated_blocks_of_a_picture_model_are_two_graphs():

@@ -184,6 +184,8 @@ def test_a_sound_payload_runs():
     [
         (forge(operation={"op": "os::system"}), "the operator os::system"),
         (forge(operation={"op": "aten::from_file", "operands": [["fixed", "/etc/passwd"]]}), "from_file"),
+        (forge(operation={"op": "aten::_reshape_alias"}), "_reshape_alias"),
+        (forge(constants=[{"dtype": "float32", "shape": [1 << 60]}]), "cut short"),
         (forge(operation={"op": "aten::no_such"}), "has no operator"),
         (forge(operation={"op": "aten::neg_"}), "writes to its arguments"),
         (forge(operation={"op": ["aten::neg"]}), "no text"),

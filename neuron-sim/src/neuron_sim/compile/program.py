@@ -13,8 +13,19 @@ from neuron_sim.compile.graphdata import FORMAT, NAMESPACES, bytes_of
 from neuron_sim.neffcache import EntryError
 
 Runner = Callable[[list[Any]], list[Any]]
-# They read files, or take a tensor's memory from somewhere else.
-FORBIDDEN = ("from_file", "set_", "_resize", "from_blob", "_nested", "_sparse", "_weight", "storage", "_pin_memory")
+# They read files, or see memory that their arguments do not have.
+FORBIDDEN = (
+    "_reshape_alias",
+    "from_file",
+    "set_",
+    "_resize",
+    "from_blob",
+    "_nested",
+    "_sparse",
+    "_weight",
+    "storage",
+    "_pin_memory",
+)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _LAYOUTS = {"strided": torch.strided}
 _FORMATS = {
@@ -121,9 +132,9 @@ def value_of(value: Any, groups: Sequence[str], core: int) -> Any:
 
 
 def _tensor(content: bytes, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-    made = torch.empty(shape, dtype=dtype)
-    if len(content) != made.nbytes:
+    if len(content) != math.prod(shape) * dtype.itemsize:
         raise EntryError("a constant is cut short")
+    made = torch.empty(shape, dtype=dtype)
     if content:
         made.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
     assert bytes_of(made) == content
