@@ -138,6 +138,14 @@ def test_what_runs_on_the_host_falls_back_and_can_be_refused(check, model_file):
     assert "NCC_EVRF001: An unsupported operator was used: aten::_linalg_solve_ex" in found["verdict"]["why"][0]
 
 
+def test_a_float64_buffer_is_found_unless_loading_casts_it(check, model_file):
+    init = "self.register_buffer('table', torch.ones(8, dtype=torch.float64), persistent={})"
+    code, found = check(model_file("return self.linear(x) * self.table", init.format(False)), "--mode", "eager")
+    (entry,) = found["rules"]
+    assert (code, entry["rule"], entry["op"], entry["line"]) == (0, "float64", "the buffer table", 5)
+    assert not check(model_file("return self.linear(x) * self.table", init.format(True)), "--mode", "eager")[1]["rules"]
+
+
 def test_an_operator_that_is_waited_for_is_counted(check, model_file):
     target = model_file("return self.linear(x) * x.sum().cpu() + (x.long() + 1).float()")
     part = check(target, "--mode", "eager")[1]["parts"][0]
@@ -174,6 +182,22 @@ def test_alike_blocks_are_one_graph_and_the_whole_is_one(check, model_file):
     assert whole["operators"] > sum(graph["operators"] for graph in graphs)
 
 
+def test_what_stays_eager_beside_compiled_blocks_is_judged_too(check, model_file):
+    target = model_file(
+        """
+        angles = torch.arange(8, dtype=torch.float64, device=x.device).to(x.dtype)
+        for block in self.blocks:
+            x = block(x)
+        return x * angles
+        """,
+        "self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])",
+    )
+    (entry,) = check(target, "--mode", "compiled")[1]["rules"]
+    assert (entry["mode"], entry["rule"], entry["op"], entry["count"]) == ("compiled", "float64", "aten::arange", 1)
+    (entry,) = check(target, "--mode", "compiled", "--whole")[1]["rules"]
+    assert (entry["mode"], entry["rule"], entry["op"], entry["count"]) == ("compiled", "float64", "aten::arange", 1)
+
+
 def test_graph_breaks_are_told(check, model_file):
     found = check(model_file("y = self.linear(x)\nprint(y.shape)\ntorch._dynamo.graph_break()\nreturn y + 1"))[1]
     part = found["parts"][0]
@@ -202,7 +226,7 @@ def test_what_does_not_run_without_values_is_said(check, model_file):
     code, found = check(model_file("return x if x.sum().item() > 3 else self.linear(x)"), "--mode", "eager")
     assert code == 1
     assert found["verdict"]["word"] == "failed"
-    assert "could not be followed without values" in found["verdict"]["why"][0]
+    assert "could not be followed: its forward decides by values" in found["verdict"]["why"][0]
 
 
 def test_two_ranks_of_a_transformer(check):

@@ -29,7 +29,7 @@ def run(options: Options, mode: str = "both", as_json: bool = False) -> int:
     rulebook = Rulebook(profile(options.profile), env.NEURON_SIM_STRICT.read(), chosen)
     kind: trace.Mode = "eager" if mode == "eager" else "compiled" if mode == "compiled" else "both"
     traced = [trace.trace(part, rulebook, options, kind) for part in parts.of(options)]
-    found: dict[str, Any] = document.of(options, traced, rulebook, time.monotonic() - started)
+    found: dict[str, Any] = document.of(options, traced, rulebook, kind, time.monotonic() - started)
     verdicts = judge.judge(found, kind, options.no_fallbacks)
     if as_json:
         found["verdict"] = dataclasses.asdict(verdicts["all"])

@@ -53,15 +53,22 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def follow(
-    model: nn.Module, method: str, run: Callable[[], Any], rulebook: Rulebook, whole: bool, capacity_bytes: int
-) -> Compiled:
-    """Run a model's `method` by `run()`, its units compiled, under a fake mode; tell what would be compiled.
+def compiled_units(model: nn.Module, whole: bool) -> list[nn.Module]:
+    """What is compiled of a model: itself, or its repeated blocks where it has any."""
+    return [model] if whole else repeated_blocks(model) or [model]
 
-    `whole`: the model is one unit. Otherwise its repeated blocks are; a model without is one unit all the same.
-    """
+
+def follow(
+    model: nn.Module,
+    method: str,
+    run: Callable[[], Any],
+    rulebook: Rulebook,
+    units: list[nn.Module],
+    capacity_bytes: int,
+) -> Compiled:
+    """Run a model's `method` by `run()`, its units compiled, under a fake mode; tell what would be compiled."""
     found = Compiled()
-    blocks = [] if whole else repeated_blocks(model)
+    blocks = [] if units == [model] else units
     keepers: dict[str, Callable[..., Any]] = {}
 
     def backend(unit: str) -> Callable[..., Any]:

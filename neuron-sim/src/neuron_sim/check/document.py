@@ -8,19 +8,20 @@ import torch
 
 from neuron_sim.check.options import Options
 from neuron_sim.check.published import basis, compile_seconds
-from neuron_sim.check.trace import Traced
+from neuron_sim.check.trace import Mode, Traced
 from neuron_sim.location import Location
 from neuron_sim.policy import Rulebook
 
 FORMAT = 1
 
 
-def of(options: Options, traced: list[Traced], rulebook: Rulebook, seconds: float) -> dict[str, Any]:
-    """The whole document but for the verdict. Instructions, programs, seconds and activations are estimates."""
+def of(options: Options, traced: list[Traced], rulebook: Rulebook, mode: Mode, seconds: float) -> dict[str, Any]:
+    """The whole document but for the verdict, with the rules of the modes asked for. Instructions, programs, seconds
+    and activations are estimates."""
     from neuron_sim import __version__
 
     parts = [_part(item) for item in traced]
-    rules = [entry for item in traced for entry in _rules(item, rulebook)]
+    rules = [entry for item in traced for entry in _rules(item, rulebook) if mode in (entry["mode"], "both")]
     graphs = [graph for part in parts for graph in part["graphs"]]
     return {
         "format": FORMAT,
@@ -87,7 +88,14 @@ def _rules(item: Traced, rulebook: Rulebook) -> Iterable[dict[str, Any]]:
         message = rulebook.explain(event, item.eager.details.get(event, ""))
         action = rulebook.actions[event.rule]
         yield _entry("eager", item.part.name, event.rule, action, event.op, event.where, message, count)
-    for graph in item.compiled.graphs if item.compiled is not None else ():
+    if item.compiled is None:
+        return
+    # What stays eager beside the graphs.
+    for event, count in item.eager.outside.items():
+        message = rulebook.explain(event, item.eager.details.get(event, ""))
+        action = rulebook.actions[event.rule]
+        yield _entry("compiled", item.part.name, event.rule, action, event.op, event.where, message, count)
+    for graph in item.compiled.graphs:
         for found in graph.findings:
             yield _entry("compiled", item.part.name, found.rule, found.action, found.op, found.where, found.message, 1)
 

@@ -5,11 +5,13 @@ that one check tells all of them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from neuron_sim.check import torch_private
 from neuron_sim.check.faked import DEVICE
@@ -31,9 +33,11 @@ _C10_NAMES = {
 class Eager:
     """What eager mode would do: rules by line with their details, host synchronisations, distinct programs (an
     estimate: one for each operator's shapes, dtypes and static arguments), collectives as (calls, bytes of the larger
-    side), and bytes on the core: at its start and at its peak."""
+    side), and bytes on the core: at its start and at its peak. `outside` are the rules of what runs outside of the
+    modules given to `Follower.units`: what stays eager when those are compiled."""
 
     rules: Counter[Event] = field(default_factory=Counter)
+    outside: Counter[Event] = field(default_factory=Counter)
     details: dict[Event, str] = field(default_factory=dict)
     syncs: Counter[str] = field(default_factory=Counter)
     operators: Counter[str] = field(default_factory=Counter)
@@ -55,6 +59,25 @@ class Follower:
         self.seen = Eager()
         self.mode = torch_private.Watching(self._see)
         self._live: dict[int, int] = {}
+        self._inside = 0
+
+    @contextmanager
+    def units(self, modules: Iterable[nn.Module] | None) -> Iterator[None]:
+        """Tell what runs inside these modules from what runs outside; with None all is inside."""
+        handles = []
+        self._inside = int(modules is None)
+        for module in modules or ():
+            handles.append(module.register_forward_pre_hook(lambda *_: self._step(1)))
+            handles.append(module.register_forward_hook(lambda *_: self._step(-1), always_call=True))
+        try:
+            yield
+        finally:
+            self._inside = 0
+            for handle in handles:
+                handle.remove()
+
+    def _step(self, by: int) -> None:
+        self._inside += by
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Count a tensor's memory, once, until it is freed."""
@@ -152,6 +175,8 @@ class Follower:
             return
         event = Event(rule, op, call.where if call is not None else self._here())
         self.seen.rules[event] += 1
+        if not self._inside:
+            self.seen.outside[event] += 1
         self.seen.details.setdefault(event, detail)
 
 

@@ -19,8 +19,9 @@ DEVICE = "neuron"
 def move(model: nn.Module, dtype: torch.dtype) -> None:
     """Replace every parameter and buffer by one without memory on the device. Called under a fake mode.
 
-    Parameters get `dtype`, but those that the model keeps in float32 (`_keep_in_fp32_modules`, as diffusers has it).
-    Buffers keep their dtype; float64 ones become float32, as the device has them.
+    What `from_pretrained(dtype=…)` loads gets `dtype`, but what the model keeps in float32 (`_keep_in_fp32_modules`, as
+    diffusers has it). Buffers that are not saved keep the dtype they were made with; float64 becomes float32, as the
+    device has it.
     """
     kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
     for path, module in model.named_modules():
@@ -31,13 +32,13 @@ def move(model: nn.Module, dtype: torch.dtype) -> None:
                 module._parameters[name] = nn.Parameter(made, requires_grad=False)
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = _like(buffer, buffer.dtype)
+                is_saved = name not in module._non_persistent_buffers_set
+                module._buffers[name] = _like(buffer, dtype if is_saved else buffer.dtype)
 
 
 def _like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    kind = dtype if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor.dtype
-    kind = torch.float32 if kind == torch.float64 else kind
-    return torch.empty(tensor.shape, dtype=kind, device=DEVICE)
+    kind = dtype if tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=torch.float32 if kind == torch.float64 else kind, device=DEVICE)
 
 
 def inputs(values: Any, dtype: torch.dtype) -> Any:
@@ -63,10 +64,12 @@ def described(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def buffers_of_dtype(model: nn.Module, dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, torch.Tensor, Location]]:
-    """Buffers of these dtypes, with the line where their module's class begins. Called before `move`."""
+    """Buffers of these dtypes that come to the device as they were made, with the line where their module's class
+    begins. Called before `move`."""
     for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.dtype in dtypes:
+            is_saved = name not in module._non_persistent_buffers_set
+            if buffer is not None and buffer.dtype in dtypes and not (is_saved and buffer.is_floating_point()):
                 yield f"{path}.{name}".lstrip("."), buffer, class_location(type(module))
 
 

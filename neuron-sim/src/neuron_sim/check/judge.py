@@ -28,14 +28,14 @@ def _of_mode(document: dict[str, Any], mode: str, no_fallbacks: bool) -> Verdict
     memory = document["memory"]
     if memory["total_bytes_estimate"] > memory["capacity_bytes"]:
         refusals.append(_too_much(memory))
-    if refusals:
-        more = [f"and {len(refusals) - MOST} more; --json has all rules"] if len(refusals) > MOST else []
-        return Verdict("refused", instance, (*refusals[:MOST], *more), EXIT_REFUSED)
     problems = [
-        f"{part['name']} could not be followed without values: {part['problem']}"
+        f"{part['name']} could not be followed: {part['problem']}"
         for part in document["parts"]
         if part["problem"] and (mode == "compiled" or not part["problem"].startswith("compiled: "))
     ]
+    if refusals:
+        more = [f"and {len(refusals) - MOST} more; --json has all rules"] if len(refusals) > MOST else []
+        return Verdict("refused", instance, (*refusals[:MOST], *more, *problems), EXIT_REFUSED)
     if problems:
         return Verdict("failed", instance, tuple(problems), 1)
     return judge_run({"processes": [], "rules": rules}, instance, 0, no_fallbacks)

@@ -11,10 +11,15 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 See = Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any]
 
 
@@ -66,22 +71,31 @@ def inspecting_backend(keep: Callable[[fx.GraphModule], None]) -> Callable[..., 
 
 
 @contextmanager
-def dynamo_session() -> Iterator[None]:
-    """Dynamo from a clean state, with the device's static shapes, and without its logs."""
-    from torch._dynamo import config, reset
-
-    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch.fx", "torch._functorch")]
+def quiet() -> Iterator[None]:
+    """Without the logs of the tracers: what they complain of is told by the check, in a line."""
+    names = ("torch._dynamo", "torch._subclasses", "torch.fx", "torch._functorch", "diffusers", "transformers")
+    loggers = [logging.getLogger(name) for name in (*names, "torch._subclasses.fake_tensor")]
     levels = [logger.level for logger in loggers]
-    reset()
-    torch._dynamo.utils.counters.clear()
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        with config.patch(automatic_dynamic_shapes=False, recompile_limit=64, accumulated_recompile_limit=512):
-            yield
+        yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def dynamo_session() -> Iterator[None]:
+    """Dynamo from a clean state, with the device's static shapes."""
+    from torch._dynamo import config, reset
+
+    reset()
+    torch._dynamo.utils.counters.clear()
+    try:
+        with config.patch(automatic_dynamic_shapes=False, recompile_limit=64, accumulated_recompile_limit=512):
+            yield
+    finally:
         reset()
 
 

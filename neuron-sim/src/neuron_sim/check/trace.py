@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from neuron_sim.check import faked, torch_private
-from neuron_sim.check.compiled import Compiled, follow
+from neuron_sim.check.compiled import Compiled, compiled_units, follow
 from neuron_sim.check.eager import Eager, Follower
 from neuron_sim.check.options import Options
 from neuron_sim.check.parts import Part
@@ -36,25 +37,28 @@ def trace(part: Part, rulebook: Rulebook, options: Options, mode: Mode) -> Trace
     dtype: torch.dtype = getattr(torch, options.dtype)
     traced = Traced(part)
     wide = list(faked.buffers_of_dtype(part.model, (torch.float64, torch.complex64, torch.complex128)))
-    quiet = contextlib.redirect_stdout(io.StringIO())
-    with quiet, warnings.catch_warnings(), torch_private.fake_mode(), torch.no_grad():
+    unprinted = contextlib.redirect_stdout(io.StringIO())  # what the model prints is not the check's
+    with unprinted, torch_private.quiet(), warnings.catch_warnings(), torch_private.fake_mode(), torch.no_grad():
         warnings.simplefilter("ignore")
         faked.move(part.model, dtype)
         held = sum(p.numel() * p.dtype.itemsize for p in part.model.parameters())
         own = sum(p.numel() for p in part.model.parameters())
         traced.weights_bytes = held * part.weights // own if own else 0
-        given = _run_eager(traced, rulebook, dtype)
+        units = compiled_units(part.model, options.whole or not part.by_blocks)
+        given = _run_eager(traced, rulebook, dtype, units)
         assert traced.eager is not None
         for name, buffer, where in wide:
             rule = "complex" if buffer.dtype.is_complex else "float64"
             if rulebook.actions[rule] != "allow" and rulebook.strictness != "off":
-                traced.eager.rules[Event(rule, f"the buffer {name}", where)] += 1
+                event = Event(rule, f"the buffer {name}", where)
+                traced.eager.rules[event] += 1
+                traced.eager.outside[event] += 1
         if given is not None and mode != "eager":
-            _run_compiled(traced, rulebook, options, given)
+            _run_compiled(traced, rulebook, options, given, units)
     return traced
 
 
-def _run_eager(traced: Traced, rulebook: Rulebook, dtype: torch.dtype) -> dict[str, Any] | None:
+def _run_eager(traced: Traced, rulebook: Rulebook, dtype: torch.dtype, units: list[nn.Module]) -> dict[str, Any] | None:
     """The inputs that the part runs with, or None. Tries the candidates in turn; the first one's error is kept."""
     part = traced.part
     for make in part.candidates:
@@ -65,7 +69,7 @@ def _run_eager(traced: Traced, rulebook: Rulebook, dtype: torch.dtype) -> dict[s
             for tensor in (*part.model.parameters(), *part.model.buffers(), *_tensors(given)):
                 follower.hold(tensor)
             start = follower.seen.held
-            with follower.mode:
+            with follower.units(None if units == [part.model] else units), follower.mode:
                 getattr(part.model, part.method if part.method != "forward" else "__call__")(**given)
         except Exception as error:  # noqa: BLE001  whatever a stranger's forward raises
             traced.problem = traced.problem or _first_line(error)
@@ -76,15 +80,16 @@ def _run_eager(traced: Traced, rulebook: Rulebook, dtype: torch.dtype) -> dict[s
     return None
 
 
-def _run_compiled(traced: Traced, rulebook: Rulebook, options: Options, given: dict[str, Any]) -> None:
+def _run_compiled(
+    traced: Traced, rulebook: Rulebook, options: Options, given: dict[str, Any], units: list[nn.Module]
+) -> None:
     part = traced.part
 
     def run() -> None:
         getattr(part.model, part.method if part.method != "forward" else "__call__")(**given)
 
-    whole = options.whole or not part.by_blocks
     try:
-        traced.compiled = follow(part.model, part.method, run, rulebook, whole, options.capacity_bytes)
+        traced.compiled = follow(part.model, part.method, run, rulebook, units, options.capacity_bytes)
     except Exception as error:  # noqa: BLE001  Dynamo raises what the model's code and its own passes raise
         traced.problem = f"compiled: {_first_line(error)}"
 
@@ -102,4 +107,9 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+    found = f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+    return f"its forward decides by values, and here are none ({found})" if _needs_values(error) else found
+
+
+def _needs_values(error: BaseException) -> bool:
+    return isinstance(error, torch_private.NEEDS_VALUES)
