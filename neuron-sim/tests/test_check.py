@@ -115,6 +115,10 @@ def test_shapes_that_depend_on_values(check, model_file):
     )  # fmt: skip
     assert "Dynamic shapes detected in the model" in entry["message"]
     assert check(model_file("return torch.where(x > 0, self.linear(x), 0.0)"), "--mode", "eager")[0] == 0
+    # A number that the host reads first makes a shape that is fixed by then.
+    read = model_file("n = x.long().sum().item()\nreturn torch.zeros(n, device=x.device)")
+    code, found = check(read, "--mode", "eager")
+    assert (code, found["parts"][0]["host_syncs"]["item"]) == (0, 1)
 
 
 def test_a_tensor_left_on_the_host(check, model_file):

@@ -86,7 +86,9 @@ class Follower:
         place = torch_private.storage_id(tensor)
         if place in self._live:
             return
-        size = tensor.untyped_storage().nbytes()
+        size: Any = tensor.untyped_storage().nbytes()
+        if not isinstance(size, int):  # it depends on a value, and here are none
+            return
         self._live[place] = size
         self.seen.held += size
         self.seen.peak = max(self.seen.peak, self.seen.held)
@@ -107,6 +109,8 @@ class Follower:
             # Without memory there are no values; what is compared by identity elsewhere is the same here.
             self.seen.syncs["item"] += 1
             return given[0].shape == given[1].shape
+        if op == "_c10d_functional::wait_tensor":
+            return args[0]  # as it does on the device; without memory it would make another tensor
         if not op.startswith("c10d::") and self._is_mixed(op, given):
             args, kwargs = _moved((args, kwargs))
             given = tuple(tensors((args, kwargs)))
@@ -140,7 +144,7 @@ class Follower:
             self._apply("fallback", op, "", call)
         if op == "aten::_local_scalar_dense":
             self.seen.syncs["item"] += 1
-        elif facts.dynamic(call, exempt=False):
+        elif facts.dynamic(call, exempt=False, in_graph=False):
             self.seen.syncs["dynamic_shape"] += 1
             if not rules["dynamic_shape"].exempts(op):
                 self._apply("dynamic_shape", op, "", call)
@@ -163,8 +167,6 @@ class Follower:
                 self.seen.programs.add(("aten::_copy_from", _key((source, target))))
 
     def _collective(self, call: Call) -> None:
-        if "wait_tensor" in call.op:
-            return
         larger = max(sum(map(nbytes, call.inputs)), sum(map(nbytes, call.outputs)))
         name = call.op.partition("::")[2].partition(".")[0].rstrip("_")
         calls, size = self.seen.collectives.get(name, (0, 0))
@@ -199,4 +201,5 @@ def _key(value: Any) -> Hashable:
         return tuple(_key(item) for item in value)
     if isinstance(value, float):
         return "number"
-    return value if isinstance(value, Hashable) else str(value)
+    # A size that is a symbol has no hash.
+    return value if isinstance(value, bool | int | str | torch.dtype | torch.device | None) else str(value)

@@ -112,4 +112,5 @@ def _first_line(error: BaseException) -> str:
 
 
 def _needs_values(error: BaseException) -> bool:
-    return isinstance(error, torch_private.NEEDS_VALUES)
+    # A number without a value is a SymInt, which sets and dictionaries do not take.
+    return isinstance(error, torch_private.NEEDS_VALUES) or "SymInt" in str(error)

@@ -43,12 +43,15 @@ def is_attention(op: str) -> bool:
     return op.startswith("aten::") and "scaled_dot_product" in op
 
 
-def dynamic(call: Call, exempt: bool) -> str | None:
-    """Why a call's result has no fixed shape, or None."""
+def dynamic(call: Call, exempt: bool, in_graph: bool = True) -> str | None:
+    """Why a call's result has no fixed shape, or None.
+
+    In a graph (`in_graph`) a size that was computed is one too; in eager mode the host has read it by then.
+    """
     depends = f"the shape of what {call.op} returns depends on values"
     if call.op == "aten::_local_scalar_dense":
         return f"what {call.op} returns is a number that the host must read"
-    if any(is_symbolic(t) for t in call.outputs) and not any(is_symbolic(t) for t in call.inputs):
+    if in_graph and any(is_symbolic(t) for t in call.outputs) and not any(is_symbolic(t) for t in call.inputs):
         return depends
     if exempt or torch.Tag.dynamic_output_shape not in call.target.tags:
         return None
