@@ -1,5 +1,6 @@
 """`neuron-sim check`: rules by line, graphs, memory, collectives and a verdict, without weights and without running."""
 
+import dataclasses
 import json
 import sys
 import textwrap
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from neuron_sim import cli
+from neuron_sim import cli, profiles
 from neuron_sim.check import published
 
 pytest.importorskip("vitrail")
@@ -218,6 +219,23 @@ def test_more_than_a_core_holds(check, model_file, monkeypatch):
     assert "shard over more cores" in found["verdict"]["why"][0]
     monkeypatch.setenv("NEURON_SIM_MEMORY", "3MiB")
     assert check(target)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("factor", "code", "said"), [(0.7, 0, None), (1.1, 0, "it may be refused"), (1.5, 3, "refused")]
+)
+def test_the_number_of_instructions_near_and_beyond_the_limit(check, model_file, monkeypatch, factor, code, said):
+    target = model_file("return self.linear(x) @ x.T", inputs="torch.ones(4096, 8)")
+    graph = check(target, "--mode", "compiled")[1]["parts"][0]["graphs"][0]
+    sdk = profiles.profile("sdk-2.33")
+    rule = dataclasses.replace(sdk.rules["instructions"], limit=int(graph["instructions_estimate"] / factor))
+    changed = dataclasses.replace(sdk, rules={**sdk.rules, "instructions": rule})
+    monkeypatch.setattr(profiles, "profile", lambda _: changed)
+    found_code, found = check(target, "--mode", "compiled")
+    assert found_code == code
+    reasons = found["verdict"]["why"]
+    assert (not reasons) if said is None else "NCC_EVRF007" in reasons[0]
+    assert said is None or said in reasons[0] or said == found["verdict"]["word"]
 
 
 def test_activations_are_what_lives_at_once(check, model_file):

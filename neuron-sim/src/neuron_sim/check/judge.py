@@ -1,5 +1,6 @@
 """The verdict of a check: for eager mode, for compiled mode, and of both together, by the rules of the report's."""
 
+import dataclasses
 from typing import Any
 
 from neuron_sim.check.trace import Mode
@@ -38,7 +39,9 @@ def _of_mode(document: dict[str, Any], mode: str, no_fallbacks: bool) -> Verdict
         return Verdict("refused", instance, (*refusals[:MOST], *more, *problems), EXIT_REFUSED)
     if problems:
         return Verdict("failed", instance, tuple(problems), 1)
-    return judge_run({"processes": [], "rules": rules}, instance, 0, no_fallbacks)
+    verdict = judge_run({"processes": [], "rules": rules}, instance, 0, no_fallbacks)
+    near = dict.fromkeys(f"it may be refused: {e['message']}" for e in rules if e["rule"] == "instructions")
+    return dataclasses.replace(verdict, why=(*verdict.why, *near))
 
 
 def _too_much(memory: dict[str, Any]) -> str:
