@@ -292,6 +292,20 @@ def test_a_pipelines_folder_has_all_its_parts_and_needs_no_weights(check, tmp_pa
     assert found["memory"]["weights_bytes"] == 2 * sum(part["parameters"] for part in found["parts"])
 
 
+def test_a_component_with_a_damaged_configuration_is_named(capsys, tmp_path):
+    import vitrail
+
+    for name in ("model_index.json", "transformer/config.json", "text_encoder/config.json", "vae/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((vitrail.model_folder() / name).read_text("utf-8"))
+    for part in ("scheduler", "tokenizer"):
+        (tmp_path / part).mkdir()
+    (tmp_path / "vae" / "config.json").write_text('{"latent_channels": "many"}')
+    assert cli.main(["check", str(tmp_path), "--size", "128x128"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"AutoencoderKLFlux2 cannot be made from {tmp_path / 'vae' / 'config.json'}" in line
+
+
 def test_a_published_size(check):
     code, found = check("Flux2Transformer2DModel", "--size", "1024x1024", config=KLEIN)
     assert code == 0

@@ -156,8 +156,7 @@ def _of_transformers(folder: Path, kind: str) -> nn.Module:
     cls = getattr(transformers, kind, None)
     if cls is None:
         raise ConfigurationError(f"{folder}: transformers {transformers.__version__} has no class {kind}")
-    config = cls.config_class.from_pretrained(folder)
-    return vitrail_api.skeleton(lambda: cls(config)).eval()
+    return _built(folder, kind, lambda: cls(cls.config_class.from_pretrained(folder)))
 
 
 def _of_diffusers(folder: Path, kind: str) -> nn.Module:
@@ -166,8 +165,15 @@ def _of_diffusers(folder: Path, kind: str) -> nn.Module:
     cls = getattr(diffusers, kind, None)
     if cls is None:
         raise ConfigurationError(f"{folder}: diffusers {diffusers.__version__} has no class {kind}")
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    return vitrail_api.skeleton(lambda: cls.from_config(config)).eval()
+    return _built(folder, kind, lambda: cls.from_config(json.loads((folder / "config.json").read_text("utf-8"))))
+
+
+def _built(folder: Path, kind: str, build: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return vitrail_api.skeleton(build).eval()
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigurationError(f"{kind} cannot be made from {folder / 'config.json'}: {why}") from error
 
 
 def _text(model: nn.Module, options: Options, how: Mapping[str, bool]) -> Callable[[], dict[str, Any]]:
