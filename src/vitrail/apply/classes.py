@@ -36,11 +36,34 @@ def model_class(name: str) -> type[Any]:
 
     if isinstance(found := getattr(transformers, name, None), type):
         return found
+    if (inner := _unexported(name)) is not None:
+        return inner
     close = difflib.get_close_matches(name, probe_names(), 3)
     raise UsageError(
         f"diffusers {diffusers.__version__} has no class {name}",
         hint=f"did you mean {', '.join(close)}?" if close else "name a class, a model's folder or file.py:Class",
     )
+
+
+def _unexported(name: str) -> type[Any] | None:
+    """A class of transformers that has to be imported from its own module, as some pipelines do.
+
+    The module is the one whose name the class's begins with.
+    """
+    import transformers.models
+
+    lowered = name.lower()
+    folders = [info.name for info in pkgutil.iter_modules(transformers.models.__path__)]
+    for folder in sorted(folders, key=len, reverse=True):
+        if not lowered.startswith(folder.replace("_", "")):
+            continue
+        try:
+            module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+        except ImportError:
+            continue
+        if isinstance(found := getattr(module, name, None), type):
+            return found
+    return None
 
 
 def made(cls: type[Any], config: Mapping[str, Any]) -> Any:

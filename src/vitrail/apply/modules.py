@@ -186,9 +186,9 @@ def become(module: nn.Module, style: Style | None, degree: int, group: Group, no
         values["in_channels"] = weight.shape[1]
         module.__class__ = sharded_class(type(module), _Rowwise)
     elif style == "vocab":
-        module.__class__ = VocabEmbedding
+        module.__class__ = table_class(type(module), VocabEmbedding)
     elif style == "gathered" and isinstance(module, nn.Embedding):
-        module.__class__ = GatheredEmbedding
+        module.__class__ = table_class(type(module), GatheredEmbedding)
     elif style == "gathered":
         module.__class__ = sharded_class(type(module), _GatheredConv)
     else:
@@ -208,3 +208,12 @@ def sharded_class(base: Any, root: Any) -> type[Any]:
     """
     names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     return type(base.__name__, (root, base), names)
+
+
+@_cached
+def table_class(base: Any, root: Any) -> type[Any]:
+    """``root``, or ``base`` with ``root`` between it and the embedding: its forward then goes through ``root``'s."""
+    if base is nn.Embedding:
+        return root  # type: ignore[no-any-return]
+    names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (base, root), names)

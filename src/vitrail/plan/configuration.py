@@ -24,11 +24,12 @@ def configuration(model: nn.Module) -> dict[str, Any]:
 
 
 def _own(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _own(value) if key.endswith("_config") and isinstance(value, Mapping) else value
-        for key, value in values.items()
-        if key not in _common()
-    }
+    return {key: _own(value) if is_part(key, value) else value for key, value in values.items() if key not in _common()}
+
+
+def is_part(key: str, value: Any) -> bool:
+    """Whether a value is the configuration of a part, as models of text and pictures have."""
+    return isinstance(value, Mapping) and (key.endswith("_config") or "model_type" in value)
 
 
 @cache

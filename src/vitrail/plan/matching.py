@@ -14,6 +14,7 @@ from .document import CHUNKED, Cut, Held, Plan, Rule, Style
 from .norms import Norm
 from .sizes import Match, attribute_holders, matches, split_attribute
 from .skeleton import tied_parameters
+from .tables import is_table
 
 LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -82,8 +83,10 @@ class Matching:
         if rule.style == "norm":
             return
         # A subclass may do more in its forward than multiply, and what that does to a shard is not known.
-        known = {"gathered": (*LINEAR, nn.Embedding), "vocab": (nn.Embedding,)}.get(rule.style, LINEAR)
-        if type(module) not in known:
+        known = type(module) in LINEAR and rule.style != "vocab"
+        if isinstance(module, nn.Embedding):
+            known = rule.style in CHUNKED and ("forward" in vars(module) or is_table(module))
+        if not known:
             raise PlanError(
                 f"{self.where} shards {name!r}, which is a {type(module).__name__}; it can only shard Linear, "
                 "convolutions and, gathered, embeddings",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .configuration import configuration
+from .configuration import configuration, is_part
 from .derive import RULES_VERSION
 from .derive.numbers import holders
 from .derive.write import Patterns
@@ -37,13 +37,8 @@ def _words(config: Any) -> dict[str, Any]:
     return {
         key: _words(value) if isinstance(value, dict) else value
         for key, value in sorted(config.items())
-        if not key.startswith("_") and (isinstance(value, (bool, str)) or _is_nested(key, value))
+        if not key.startswith("_") and (isinstance(value, (bool, str)) or is_part(key, value))
     }
-
-
-def _is_nested(key: str, value: Any) -> bool:
-    """The configuration of a part, as models of text and pictures have."""
-    return key.endswith("_config") and isinstance(value, dict)
 
 
 def _name(cls: type) -> str:

@@ -1,4 +1,4 @@
-"""Classes that pipelines load beside transformers and text encoders, and that stay whole on every rank, with why."""
+"""Classes that pipelines load beside transformers and text encoders, and why they stay whole on every rank."""
 
 from __future__ import annotations
 

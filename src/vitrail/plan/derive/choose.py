@@ -10,10 +10,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from ..norms import Norm, recognise
 from ..skeleton import tied_groups
+from ..tables import is_table
 from .axes import Axis, factors, find, leaves, terms
 from .numbers import is_builtin
 from .record import Contraction, Crossing, Recorder
@@ -320,7 +322,7 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
         module = recorder.modules[path]
         free = f"{path}.weight" not in choice.dims and f"{path}.weight" not in recorder.kept
         free = free and recorder.users[f"{path}.weight"] <= {path}
-        if type(module) is nn.Embedding and free and not module.max_norm:
+        if _is_looked_up(recorder, path) and free:
             choice.gathered.setdefault(path, 0)
     _join(recorder, choice)
     _share_tables(recorder, choice)
@@ -333,6 +335,18 @@ def _gather(recorder: Recorder, choice: Choice) -> None:
             choice.held[name] = sizes.index(max(sizes))
 
 
+def _is_looked_up(recorder: Recorder, path: str) -> bool:
+    """A table of embeddings whose forward looks up what it is given, and does nothing else with the weight."""
+    module = recorder.modules[path]
+    if not is_table(module) or getattr(module, "max_norm", None):
+        return False
+    if type(module) is nn.Embedding:
+        return True
+    given = [args[0] if args else next(iter(kwargs.values()), None) for args, kwargs in recorder.entered[path]]
+    once = recorder.uses[recorder.source_name(f"{path}.weight"), path] == recorder.ran[path]
+    return once and all(isinstance(value, torch.Tensor) for value in given)
+
+
 def _share_tables(recorder: Recorder, choice: Choice) -> None:
     """Tables of embeddings that several modules hold: by columns among embeddings, by rows beside a linear."""
     for names in tied_groups(recorder.model):
@@ -340,10 +354,11 @@ def _share_tables(recorder: Recorder, choice: Choice) -> None:
         modules = [recorder.modules[path] for path in owners]
         users = recorder.users[names[0]]
         plain = all(
-            type(module) in (nn.Embedding, nn.Linear) and "forward" not in vars(module) and name.endswith(".weight")
-            for module, name in zip(modules, names, strict=True)
+            name == f"{path}.weight"
+            and (_is_looked_up(recorder, path) or (type(module) is nn.Linear and "forward" not in vars(module)))
+            for path, module, name in zip(owners, modules, names, strict=True)
         )
-        if not plain or not users <= set(owners) or any(getattr(module, "max_norm", None) for module in modules):
+        if not plain or not users <= set(owners):
             continue
         rows = any(isinstance(module, nn.Linear) for module in modules)
         for path, module in zip(owners, modules, strict=True):

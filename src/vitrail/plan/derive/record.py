@@ -127,6 +127,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ran: Counter[str] = Counter()
         self.entered: dict[str, list[tuple[tuple[Any, ...], Mapping[str, Any]]]] = defaultdict(list)
         self.users: dict[str, set[str]] = defaultdict(set)
+        self.uses: Counter[tuple[str, str]] = Counter()
         self.unknown: Counter[str] = Counter()
         self.norm_inputs: dict[str, Axes] = {}
         self.call = ""
@@ -175,6 +176,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def is_pure(self, tensor: torch.Tensor) -> bool:
         known = self._known.get(id(tensor))
         return known is None or known.pure
+
+    def source_name(self, name: str) -> str:
+        """The name that a parameter has among the sources: one that several modules hold has the first one's."""
+        owner, _, attribute = name.rpartition(".")
+        return self._source_of.get(id(getattr(self.modules[owner], attribute)), name)
 
     # -- which values are equal
 
@@ -306,6 +312,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in call.inputs:
             if id(tensor) in self._source_of:
                 self.users[self._source_of[id(tensor)]].add(self.where)
+                self.uses[self._source_of[id(tensor)], self.where] += 1
         pure = all(self.is_pure(tensor) for tensor in call.inputs)
         carried = self._source_of.get(id(call.inputs[0])) if len(call.inputs) == 1 else None
         for index, (output, own) in enumerate(zip(call.outputs, axes, strict=True)):
