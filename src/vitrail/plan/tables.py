@@ -1,4 +1,4 @@
-"""Telling tables of embeddings whose rows are looked up by PyTorch's own forward, however much a subclass adds to it."""
+"""Telling tables of embeddings whose rows are looked up by PyTorch's own forward, whatever a subclass adds."""
 
 from __future__ import annotations
 
