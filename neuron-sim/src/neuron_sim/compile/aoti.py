@@ -92,21 +92,13 @@ def load_library(payload: bytes, core: int) -> tuple[Runner, list[dict[str, Any]
         with tempfile.TemporaryDirectory(prefix="neuron-sim-aoti-") as folder:
             file = Path(folder, "graph.pt2")
             file.write_bytes(package)
-            library = torch_private.load_ahead(str(file))
+            library = _core.Library(str(file), on_device, core)
     except EntryError:
         raise
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise EntryError(f"its library cannot be loaded: {error}") from error
 
-    def run(arguments: list[Any]) -> list[Any]:
-        relabelling = _core.Relabelling(core)
-        host = relabelling.take(arguments)
-        arguments.clear()
-        with torch_private.below_autograd():
-            results = library(host)
-            return relabelling.give(results, on_device)
-
-    return run, inputs
+    return library.run, inputs
 
 
 def _host_group(name: str) -> str:

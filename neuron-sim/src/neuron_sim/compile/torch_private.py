@@ -1,8 +1,8 @@
 """What is private in PyTorch and needed here. Tested on torch 2.13."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -89,25 +89,6 @@ def compile_ahead(graph: GraphModule, inputs: list[torch.Tensor], file: str) -> 
         warnings.simplefilter("ignore")  # deprecations inside Inductor
         files: Any = compile_fx_aot(graph, list(inputs), config_patches={"aot_inductor.package": True})
         return str(package_aoti(file, files))
-
-
-def load_ahead(file: str) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """The function in a package of AOTInductor's. Runs its code. Raises RuntimeError when it cannot be loaded.
-
-    The loader itself, without Inductor around it, which takes seconds to import.
-    """
-    aoti: Any = torch._C._aoti
-    run: Callable[[list[torch.Tensor]], list[torch.Tensor]] = aoti.AOTIModelPackageLoader(
-        file, "model", False, 1, -1
-    ).run
-    return run
-
-
-@contextmanager
-def below_autograd() -> Iterator[None]:
-    """Neither gradients nor autocast inside: the graph was traced with both."""
-    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-        yield
 
 
 def twin_for_host(group: str, name: str) -> str:

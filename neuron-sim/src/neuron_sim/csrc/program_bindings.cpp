@@ -3,6 +3,7 @@
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include "library.h"
 #include "program.h"
 
 namespace py = pybind11;
@@ -105,13 +106,7 @@ class CheckedProgram {
 
   // Empties the list, so that the graph holds the only references to inputs that nobody else needs.
   py::list run(py::list inputs) const {
-    std::vector<at::Tensor> tensors;
-    tensors.reserve(inputs.size());
-    for (const auto& input : inputs) {
-      TORCH_CHECK_TYPE(THPVariable_Check(input.ptr()), "a compiled graph takes tensors only");
-      tensors.push_back(THPVariable_Unpack(input.ptr()));
-    }
-    inputs.attr("clear")();
+    auto tensors = take_tensors(inputs);
     std::vector<c10::IValue> results;
     {
       const py::gil_scoped_release no_gil;
@@ -130,34 +125,6 @@ class CheckedProgram {
   int64_t next_;
 };
 
-// A graph's call by code that computes on the host: the inputs relabelled, then, with `give`, the results.
-class Relabelling {
- public:
-  explicit Relabelling(int64_t core) : owners_(static_cast<c10::DeviceIndex>(core)) {}
-
-  std::vector<at::Tensor> take(const std::vector<at::Tensor>& inputs) {
-    std::vector<at::Tensor> host;
-    host.reserve(inputs.size());
-    for (const auto& input : inputs) {
-      host.push_back(input.device().type() == kNeuron ? owners_.as_host(input) : input);
-    }
-    return host;
-  }
-
-  std::vector<at::Tensor> give(const std::vector<at::Tensor>& results, const std::vector<bool>& on_device) {
-    TORCH_CHECK_VALUE(results.size() == on_device.size(), "a graph has ", results.size(), " results");
-    std::vector<at::Tensor> given;
-    given.reserve(results.size());
-    for (size_t i = 0; i < results.size(); i++) {
-      given.push_back(owners_.give(results[i], on_device[i]));
-    }
-    return given;
-  }
-
- private:
-  Owners owners_;
-};
-
 }  // namespace
 
 void bind_program(py::module_& m) {
@@ -167,10 +134,7 @@ void bind_program(py::module_& m) {
       .def("add", &CheckedProgram::add)
       .def("add_output", &CheckedProgram::add_output)
       .def("run", &CheckedProgram::run);
-  py::class_<Relabelling>(m, "Relabelling")
-      .def(py::init<int64_t>())
-      .def("take", &Relabelling::take)
-      .def("give", &Relabelling::give);
+  bind_library(m);
 }
 
 }  // namespace neuron_sim
