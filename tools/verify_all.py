@@ -81,6 +81,7 @@ def main() -> int:
 def table(rows: list[dict[str, Any]]) -> str:
     """The reference page: one line a class."""
     import torch
+    import transformers
 
     lines = [
         "# The catalog",
@@ -91,7 +92,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         "dropped in turn at each degree (on the first structure) and noticed; and whether the plan is *full*: every",
         "parameter of two or more dimensions above 0.1 % of the total is sharded.",
         "",
-        f"diffusers {diffusers.__version__}, torch {torch.__version__.split('+')[0]}.",
+        f"diffusers {diffusers.__version__}, transformers {transformers.__version__}, "
+        f"torch {torch.__version__.split('+')[0]}.",
         "",
         "| class | structures | error | collectives | drops unnoticed | full |",
         "| --- | --- | --- | --- | --- | --- |",

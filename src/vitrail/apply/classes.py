@@ -36,8 +36,8 @@ def model_class(name: str) -> type[Any]:
 
     if isinstance(found := getattr(transformers, name, None), type):
         return found
-    if (inner := _unexported(name)) is not None:
-        return inner
+    if (own := _of_pipelines(name)) is not None:
+        return own
     close = difflib.get_close_matches(name, probe_names(), 3)
     raise UsageError(
         f"diffusers {diffusers.__version__} has no class {name}",
@@ -45,29 +45,33 @@ def model_class(name: str) -> type[Any]:
     )
 
 
-def _unexported(name: str) -> type[Any] | None:
-    """A class of transformers that has to be imported from its own module, as some pipelines do.
+def _of_pipelines(name: str) -> type[Any] | None:
+    """A class that a pipeline's package makes for its own checkpoints from one of transformers."""
+    import diffusers.pipelines
 
-    The module is the one whose name the class's begins with.
-    """
-    import transformers.models
-
-    lowered = name.lower()
-    folders = [info.name for info in pkgutil.iter_modules(transformers.models.__path__)]
-    for folder in sorted(folders, key=len, reverse=True):
-        if not lowered.startswith(folder.replace("_", "")):
+    for info in pkgutil.iter_modules(diffusers.pipelines.__path__, "diffusers.pipelines."):
+        if not info.ispkg:
             continue
         try:
-            module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-        except ImportError:
+            found = getattr(importlib.import_module(info.name), name, None)
+        except Exception as error:  # noqa: BLE001  a package whose optional dependency is missing
+            log.debug("%s cannot be imported: %s", info.name, error)
             continue
-        if isinstance(found := getattr(module, name, None), type):
+        if isinstance(found, type):
             return found
     return None
 
 
 def made(cls: type[Any], config: Mapping[str, Any]) -> Any:
-    """A model of ``cls`` from the arguments of its constructor, or of its configuration's (transformers)."""
-    if cls.__module__.split(".")[0] == "transformers":
-        return cls(cls.config_class(**config))
-    return cls(**config)
+    """A model of ``cls`` from the arguments of its constructor, or of its configuration's (transformers).
+
+    Which configuration that is, is said by its ``model_type`` where there is one.
+    """
+    from transformers import AutoConfig, PreTrainedModel
+
+    if not issubclass(cls, PreTrainedModel):
+        return cls(**config)
+    own: Any = cls.config_class
+    values = dict(config)
+    kind = values.pop("model_type", own.model_type)
+    return cls(own(**values) if kind == own.model_type else AutoConfig.for_model(kind, **values))

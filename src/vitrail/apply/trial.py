@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import VitrailError
 from ..plan.catalog import is_known, probes
-from ..plan.configuration import configuration
+from ..plan.configuration import configuration, with_words
 from ..plan.derive import Derivation
 from ..plan.guess import guess_inputs
 from ..plan.probe import Probe
@@ -87,7 +87,7 @@ def probe_trials(model: nn.Module) -> list[Trial]:
         if structure(trial.subject) == wanted:
             return [trial]
     for probe in own:
-        config = {**probe.config, **wanted["config"]}
+        config = with_words(probe.config, wanted["config"])
         try:
             trial = trial_of(probe, config)
         except Exception as error:  # noqa: BLE001  numbers of one structure that another's __init__ refuses
