@@ -79,6 +79,15 @@ def test_transformers_own_plan_cuts_the_same_modules_the_same_way(name: str, pre
     assert f"{prefix}embed_tokens" in beyond  # which theirs leaves whole
 
 
+def test_a_fused_projection_that_transformers_gathers_is_cut_here() -> None:
+    entry, model = first("GlmModel")
+    fused = ["layers.*.mlp.gate_up_proj", "layers.*.mlp.down_proj"]
+    theirs = [model.config.base_model_tp_plan[module] for module in fused]  # type: ignore[union-attr, index]
+    assert theirs == ["colwise_gather_output", "rowwise_split_input"]
+    ours = {rule.module: (rule.style, len(rule.parts)) for rule in entry.plan.rules}
+    assert [ours[module] for module in fused] == [("colwise", 2), ("rowwise", 1)]
+
+
 def test_the_configuration_of_a_part_is_told_by_its_type_too() -> None:
     _, model = first("T5GemmaEncoderModel")
     assert "transformers_version" not in configuration(model)["encoder"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _TWO_WIDTHS = (
-    "heads in its sliding and its global layers have two widths, which a plan for every size cannot name; one is "
-    "derived for the checkpoint at hand"
+    "heads of its sliding and its global layers have two widths: the plan that is derived names every layer, and so "
+    "serves no other depth"
 )
 
 ABSENT: Mapping[str, str] = {
