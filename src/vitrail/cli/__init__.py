@@ -13,6 +13,7 @@ from ..errors import VitrailError
 from .compile import compile_
 from .generate import generate
 from .plan import plan
+from .save import save
 from .show import fail
 from .verify import verify
 
@@ -26,6 +27,7 @@ app = App(
 app.command(generate, name="generate")
 app.command(compile_, name="compile")
 app.command(plan, name="plan")
+app.command(save, name="save")
 app.command(verify, name="verify")
 
 

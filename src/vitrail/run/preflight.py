@@ -26,7 +26,7 @@ def prepare(request: Request, folder: Path) -> tuple[Request, str | None]:
         prompts = prompts or ("a red apple",)
     if not prompts:
         raise UsageError("there is no prompt", hint="-p 'a red apple', or -p - to read prompts from standard input")
-    if not request.sizes:
+    if not request.sizes and request.save_to is None:
         replace(request, prompts=prompts).check_output()
     from . import devices  # imports torch: what went before is told at once
     from .sharding import check_parts

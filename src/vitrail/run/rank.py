@@ -102,7 +102,11 @@ def run_here(request: Request, folder: Path) -> dict[str, Any]:
 
 
 def make(request: Request, folder: Path) -> dict[str, Any]:
-    """Do what the request asks: compile ahead, or make pictures."""
+    """Do what the request asks: save, compile ahead, or make pictures."""
+    if request.save_to is not None:
+        from .saving import save_job
+
+        return save_job(request, folder)
     if request.sizes:
         from .ahead import compile_ahead
 

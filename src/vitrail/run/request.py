@@ -25,7 +25,7 @@ _SLUG = re.compile(r"[^a-z0-9]+")
 class Request:
     """``None`` leaves a value to the model. ``count`` images per prompt have seeds ``seed``, ``seed + 1``, ...
 
-    ``sizes`` (height and width each) make it a job of compiling ahead, which makes no pictures.
+    ``sizes`` (height and width each) make it a job of compiling ahead, ``save_to`` one of saving: no pictures then.
     """
 
     model: str | None = None
@@ -46,6 +46,8 @@ class Request:
     shard: tuple[str, ...] | None = None
     free_text_encoder: bool = False
     sizes: tuple[tuple[int, int], ...] = ()
+    save_to: str | None = None
+    slices: bool = False
 
     def check(self) -> Request:
         """Raise `UsageError` for what no model could do."""

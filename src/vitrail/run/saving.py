@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ..apply.save import LARGEST_FILE, save_sharded_model
 from ..apply.sharded import is_sharded, sharding_of
 from ..errors import CheckpointError, UsageError
 from .ranks import host_group
+from .request import Request
 
 
 def save_pretrained(
@@ -51,6 +53,26 @@ def save_pretrained(
                 _save_model(part, inner, sharded, max_shard_size)
         if _writes():
             model_or_pipeline.save_config(str(unfinished))
+
+
+def save_job(request: Request, folder: Path) -> dict[str, Any]:
+    """Load the request's pipeline and save it; every rank calls this, and the report is the same on all."""
+    from .generate import everyone, load, quiet
+
+    assert request.save_to is not None
+    quiet()
+    started = time.perf_counter()
+    pipeline = load(request, folder)
+    loaded = time.perf_counter()
+    save_pretrained(pipeline, request.save_to, sharded=request.slices)
+    modules = [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
+    held = sum(parameter.nbytes for module in modules for parameter in module.parameters())
+    return {
+        "folder": request.save_to,
+        "bytes": sum(file.stat().st_size for file in Path(request.save_to).rglob("*") if file.is_file()),
+        "seconds": {"load": round(loaded - started, 3), "save": round(time.perf_counter() - loaded, 3)},
+        "ranks": everyone({"rank": dist.get_rank() if dist.is_initialized() else 0, "bytes": held}),
+    }
 
 
 def _save_model(part: Any, folder: Path, sharded: bool, largest: str) -> None:
