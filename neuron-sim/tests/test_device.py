@@ -248,3 +248,10 @@ def test_checkpointing_restores_the_random_state():
     y = checkpoint(lambda t: torch.nn.functional.dropout(t, 0.5), x, use_reentrant=False)
     y.sum().backward()
     assert torch.equal(x.grad, y.detach())
+
+
+@pytest.mark.parametrize("index", [128, 200, 255 - 1])
+def test_an_index_that_does_not_fit_in_eight_bits_is_no_current_core(index):
+    # PyTorch keeps eight bits of an index: 128 arrives as -128.
+    with pytest.raises(ValueError, match=f"invalid neuron device index {index - 256}: this process sees"):
+        torch.ones(1, device=f"neuron:{index}")

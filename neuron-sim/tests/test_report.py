@@ -108,7 +108,7 @@ def test_a_failure_of_the_programs_own_is_told_apart(report):
     )
     assert (code, found["verdict"]["word"]) == (1, "failed")
     assert "the program's own failure: KeyError: 'mine'" in found["verdict"]["why"][0]
-    assert "once refused, and caught by the program" in found["verdict"]["why"][1]
+    assert "once refused, and survived by the program" in found["verdict"]["why"][1]
     code, found, _ = report("import sys, torch; torch.ones(2, device='neuron'); sys.exit(3)")
     assert (code, found["program_exit_code"], found["verdict"]["word"]) == (1, 3, "failed")
 
@@ -243,6 +243,8 @@ def cli(*arguments, **variables):
         (["report", "--", "/no/such/program"], {}, "'/no/such/program' cannot be run"),
         (["report", "--instance", "trn9", "--", "true"], {}, "unknown instance type 'trn9'"),
         (["report", "--", "true"], {"NEURON_SIM_PROFILE": "sdk-1"}, "unknown profile 'sdk-1'"),
+        (["report", "--", "true"], {"NEURON_SIM_MEMORY": "x"}, "NEURON_SIM_MEMORY"),
+        (["report", "--", "true"], {"NEURON_RT_VISIBLE_CORES": "99"}, "NEURON_RT_VISIBLE_CORES"),
         (["report", "-o", "/no/such/folder/r.json", "--", "true"], {}, "cannot be written to /no/such/folder"),
         (["rules", "--profile", "sdk-1"], {}, "unknown profile 'sdk-1'"),
     ],

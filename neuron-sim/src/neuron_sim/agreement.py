@@ -21,6 +21,10 @@ SIZE = 256  # bytes each rank tells; a longer file name loses its beginning
 PATIENCE = 2.0  # seconds in which the ranks that wait make themselves known to each other after a time-out
 
 
+# What gloo says when the process at the other end is gone.
+_GONE = ("closed by peer", "reset by peer", "broken pipe")
+
+
 class Agreement:
     """Compares the collectives of one group: `ranks` are the global ranks of its members, in the group's order."""
 
@@ -50,7 +54,13 @@ class Agreement:
                 mine_there = torch.frombuffer(mine, dtype=torch.uint8)
                 self._host._allgather_base(every, mine_there).wait()  # type: ignore[attr-defined]  # missing in the stubs
             except RuntimeError as error:
-                if "timed out" not in str(error).lower():
+                text_of_gloo = str(error).lower()
+                if any(words in text_of_gloo for words in _GONE):
+                    raise NeuronSimError(
+                        f"{collective} (collective {self._number} of its group) failed on rank {self._me}: a rank of "
+                        f"{', '.join(map(str, self._ranks))} ended before it came to it, and may have told an error"
+                    ) from error
+                if "timed out" not in text_of_gloo:
                     raise
                 raise NeuronSimError(self._who_is_missing(collective)) from error
             said = bytes(every.tolist())

@@ -131,7 +131,8 @@ class _Writer:
             if isinstance(value, torch.Tensor):
                 inputs.append(node)
             elif node.users:
-                raise self._unsupported(node, f"an input that is no tensor ({type(value).__name__})")
+                what = f"an input that is no tensor ({type(value).__name__}; of a DTensor that needs gradients, say)"
+                raise self._unsupported(node, what)
             else:
                 self._written.ignored.append(place)
         return inputs

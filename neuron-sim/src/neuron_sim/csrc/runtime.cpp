@@ -79,7 +79,7 @@ void check_core(int64_t index) {
 
 c10::DeviceIndex exchange_core(c10::DeviceIndex index) {
   const auto previous = t_current;
-  if (index >= 0) {
+  if (index != -1) {  // -1 stands for the current core; PyTorch keeps 8 bits of an index, so that 128 arrives as -128
     check_core(index);
     t_current = index;
   }

@@ -33,6 +33,8 @@ def run(
     name = instance_name or env.NEURON_SIM_INSTANCE.read()
     instance(name)
     profile(env.NEURON_SIM_PROFILE.read())
+    if problem := env.problem():
+        raise ConfigurationError(problem)
     if output is not None:
         _check_output(Path(output))
     with tempfile.TemporaryDirectory(prefix="neuron-sim-report-") as folder:

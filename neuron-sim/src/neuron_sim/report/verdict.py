@@ -78,12 +78,12 @@ def _notes(report: dict[str, Any], instance_name: str) -> list[str]:
     notes = []
     for entry in report["rules"]:
         if entry["action"] == "refuse":
-            notes.append(f"{_times(entry['count'])} refused, and caught by the program: {entry['message']}")
+            notes.append(f"{_times(entry['count'])} refused, and survived by the program: {entry['message']}")
         elif entry["rule"] in CHANGES:
             notes.append(f"{_times(entry['count'])} silently another result: {entry['message']}")
     ooms = sum(core["out_of_memory"] for process in report["processes"] for core in process["memory"])
     if ooms:
-        notes.append(f"{_times(ooms)} out of the device's memory, and caught by the program")
+        notes.append(f"{_times(ooms)} out of the device's memory, and survived by the program")
     there = instance(instance_name).host_bytes
     device = sum(core["peak_bytes"] for process in report["processes"] for core in process["memory"])
     host = sum(process["host_peak_bytes"] for process in report["processes"]) - device
