@@ -57,7 +57,11 @@ def _evidence(model: nn.Module, number: int) -> Iterator[str]:
             yield key
     modules = dict(model.named_modules())
     patterns = Patterns(modules)
-    for path, module in modules.items():
-        for name, value in vars(module).items():
-            if path and not name.startswith("_") and type(value) is int and value == number:
-                yield f"{patterns.of(path)}.{name}"
+    found = [
+        f"{patterns.of(path)}.{name}"
+        for path, module in modules.items()
+        for name, value in vars(module).items()
+        if path and not name.startswith("_") and type(value) is int and value == number
+    ]
+    # A small model has few numbers, and a patch may be as wide as a head: what speaks of heads comes first.
+    yield from sorted(found, key=lambda text: "head" not in text.rpartition(".")[2])
