@@ -81,9 +81,18 @@ def _save_model(part: Any, folder: Path, sharded: bool, largest: str) -> None:
         assert sharding is not None
         if 0 in sharding.axis.ranks:  # of several rows that hold the same model, the first writes
             save_sharded_model(part, folder, sharded=sharded, largest=largest)
-    elif _writes():
+        return
+    problem: list[str | None] = [None]
+    if _writes():
         limit = {"max_shard_size": largest} if isinstance(part, nn.Module) else {}
-        part.save_pretrained(str(folder), **limit)
+        try:
+            part.save_pretrained(str(folder), **limit)
+        except OSError as error:
+            problem = [str(error)]
+    if dist.is_initialized():  # the others must not wait for a rank that gave up
+        dist.broadcast_object_list(problem, src=0, group=host_group())
+    if problem[0] is not None:
+        raise CheckpointError(f"{type(part).__name__} could not be saved to {folder}: {problem[0]}")
 
 
 def _writes() -> bool:
